@@ -1,0 +1,1 @@
+"""The models: the paper's whole in `transformer.py`, its descendants as small files on the same blocks."""
