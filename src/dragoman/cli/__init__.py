@@ -1,0 +1,1 @@
+"""The command line: `main.py` holds the table of verbs, and each verb has a file of its own."""
