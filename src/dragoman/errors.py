@@ -24,8 +24,11 @@ class DragomanError(Exception):
         return f"{len(self.problems)} problems:\n" + "\n".join(f"  - {problem}" for problem in self.problems)
 
 
-class ConfigError(DragomanError):
-    """A TOML file, a `--set` or an option holds something that dragoman cannot use."""
+class ConfigError(DragomanError, ValueError):
+    """A TOML file, a `--set` or an option holds something that dragoman cannot use.
+
+    A ValueError too, so that a dataclass may raise it from `__post_init__` and `config.build` still names all faults.
+    """
 
 
 class DataError(DragomanError):

@@ -33,14 +33,7 @@ class PaperSpec:
     """P_drop, on sub-layer outputs and on embeddings plus positions."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
-        if min(self.n_layers, self.d_model, self.d_ff, self.n_heads, self.d_k or 1, self.d_v or 1) < 1:
-            raise ValueError("n_layers, d_model, d_ff, n_heads, d_k and d_v must be at least 1")
-        if self.d_model % 2:
-            raise ValueError(f"d_model must be even, since sines and cosines come in pairs, not {self.d_model}")
-        if (self.d_k is None or self.d_v is None) and self.d_model % self.n_heads:
-            raise ValueError(f"d_model {self.d_model} does not divide into {self.n_heads} heads; give d_k and d_v")
+        self.config(vocab_size=1, pad_id=0)  # Table 3's own checks; the vocabulary comes later, with the tokenizer
 
     def config(self, vocab_size: int, pad_id: int) -> TransformerConfig:
         """The row of Table 3 with the vocabulary that a tokenizer brings."""
