@@ -79,7 +79,8 @@ def set_values(tree: Mapping[str, Any], assignments: Iterable[str]) -> Tree:
 def build(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
     """An instance of the dataclass `cls` from a tree. Raises ConfigError with every fault, each with its dotted key."""
     try:
-        return _adapter(cls).validate_python(merge(_defaults(cls), tree))
+        config: T = _adapter(cls).validate_python(merge(_defaults(cls), tree))
+        return config
     except ValidationError as error:
         prefix = f"{where}: " if where else ""
         faults = _innermost(error.errors(), cls)
@@ -131,9 +132,9 @@ def _defaults(cls: type[Any]) -> Tree:
 
 
 @functools.cache
-def _adapter(cls: type[T]) -> TypeAdapter[T]:
+def _adapter(cls: Any) -> TypeAdapter[Any]:
     for part in _dataclasses_in(cls):
-        part.__pydantic_config__ = _STRICT  # type: ignore[attr-defined]  # pydantic's own hook for plain dataclasses
+        part.__pydantic_config__ = _STRICT  # pydantic's own hook for plain dataclasses
     return TypeAdapter(cls)
 
 
@@ -149,7 +150,7 @@ def _dataclasses_in(hint: Any) -> Iterator[Any]:
 
 
 def _innermost(faults: Iterable[Any], cls: type[Any]) -> list[Any]:
-    """The faults without those of union members that a value was never meant for: the deepest fault says what is wrong."""
+    """The faults without those of union members that a value was never meant for: the deepest says what is wrong."""
     keyed = [(tuple(part for part in map(str, fault["loc"]) if not _is_tag(part, cls)), fault) for fault in faults]
 
     def is_shadowed(key: tuple[str, ...]) -> bool:
