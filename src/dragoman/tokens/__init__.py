@@ -1,0 +1,1 @@
+"""Tokens: text to ids and back, and whole corpora to memory-mapped ids."""
