@@ -1,1 +1,1 @@
-"""Training: the loss, the schedule, the optimiser, the update and the loop that yields one report per update."""
+"""From batches to trained weights: the loss, the schedule, the update, and many devices that share it."""
