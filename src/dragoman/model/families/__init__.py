@@ -1,0 +1,1 @@
+"""Families: whole models beside the paper's, each answering `contracts.Decodable`."""

@@ -1,0 +1,1 @@
+"""Position socket: how a model learns the order of its tokens."""
