@@ -1,0 +1,1 @@
+"""Batches: which pairs make one update, in which order, and the tensors they become."""
