@@ -17,7 +17,7 @@ def operations(module: torch.nn.Module, *inputs: torch.Tensor) -> int:
 
 @pytest.mark.parametrize(("n", "d"), [(10, 16), (20, 16), (10, 48)])
 def test_table_1(n: int, d: int) -> None:
-    """Self-attention costs O(n^2 d) beside its projections: 4 n^2 d multiplications and additions, all heads together."""
+    """Self-attention costs O(n^2 d) beside its projections: 4 n^2 d operations, all heads together."""
     q, k, v = (torch.randn(1, 4, n, d // 4) for _ in range(3))
 
     class Core(torch.nn.Module):
