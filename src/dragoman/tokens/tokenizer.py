@@ -455,7 +455,16 @@ def _load_sentencepiece(folder: Path, facts: dict[str, Any]) -> Tokenizer:
         raise ModelError([f"{path}: {problem}" for problem in error.problems]) from None
 
 
-_LOADERS: dict[str, Callable[[Path, dict[str, Any]], Tokenizer]] = {"sentencepiece": _load_sentencepiece}
+def _load_marian(folder: Path, facts: dict[str, Any]) -> Tokenizer:
+    from dragoman.tokens import marian
+
+    return marian.load(folder, facts)
+
+
+_LOADERS: dict[str, Callable[[Path, dict[str, Any]], Tokenizer]] = {
+    "sentencepiece": _load_sentencepiece,
+    "marian": _load_marian,
+}
 
 
 def _read(path: Path) -> bytes:
