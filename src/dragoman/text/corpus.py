@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import zip_longest
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from dragoman.errors import ConfigError, DataError
@@ -101,14 +100,6 @@ class Corpus:
         """What messages call it."""
         return " + ".join(self.files)
 
-    def relative_to(self, base: Path) -> Corpus:
-        """The same corpus with relative paths taken from the folder `base`."""
-
-        def place(path: str | None) -> str | None:
-            return None if path is None else str(base / path)
-
-        return replace(self, tsv=place(self.tsv), src=place(self.src), tgt=place(self.tgt))
-
 
 @dataclass(frozen=True)
 class CleanConfig:
@@ -192,18 +183,6 @@ class DataConfig:
         if isinstance(self.dev, str):
             return Corpus(tsv=self.dev) if self.dev else None
         return self.dev
-
-    def relative_to(self, base: Path) -> DataConfig:
-        """The same with relative paths taken from the folder `base`, which is that of the TOML file."""
-
-        def place(corpus: str | Corpus) -> str | Corpus:
-            return str(base / corpus) if isinstance(corpus, str) else corpus.relative_to(base)
-
-        if isinstance(self.train, (tuple, list)):
-            train: str | Corpus | tuple[str | Corpus, ...] = tuple(place(corpus) for corpus in self.train)
-        else:
-            train = place(self.train) if self.train else ()
-        return replace(self, train=train, dev=place(self.dev) if self.dev else None)
 
 
 def read_pairs(
