@@ -8,6 +8,7 @@ that was cut off goes on where it stopped.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import json
@@ -91,6 +92,8 @@ def make(
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DataError(f"the disk with {out} is full; make room and run the same command again") from None
         raise DataError(f"{error.filename or out} cannot be written: {error.strerror or error}") from None
+    finally:
+        _sweep(out)
 
 
 def _make(
@@ -132,6 +135,14 @@ def _make(
         (fresh / name).replace(out / name)
     shutil.rmtree(work)
     return Result(entry.name, out, dict(shop.pairs), left_out, files, made=True)
+
+
+def _sweep(out: Path) -> None:
+    """Leave of a call that failed what it downloaded, for the next to go on with, and no empty folders."""
+    shutil.rmtree(out / ".download" / "made", ignore_errors=True)
+    for folder in (*(out / ".download").glob("*/"), out / ".download", out):
+        with contextlib.suppress(OSError):  # not empty, or not there
+            folder.rmdir()
 
 
 def _read_record(out: Path) -> dict[str, object] | None:
