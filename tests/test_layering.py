@@ -25,6 +25,7 @@ STATIONS = [
     "decoding",
     "scores",
     "translator",
+    "trainer",
     "inspection",
     "lab",
     "exchange",
@@ -34,9 +35,9 @@ STATIONS = [
 ]
 # The façade and `python -m dragoman` stand outside the order.
 OUTSIDE = {"__init__", "__main__"}
-# `run` joins the configs of the stations and is for `cli` alone, but for those that make a model of a folder, also of a
-# foreign one: the config.toml of a model is a run, whole, and what reads or writes it must know that type.
-READERS_OF_RUN = {"cli", "checkpoints/store.py", "translator.py", "exchange/huggingface.py"}
+# `run` joins the configs of the stations and is for `cli` alone, but for those that make a model folder of a run or a
+# model of a folder, also of a foreign one: the config.toml of a model is a run, whole, and they must know that type.
+READERS_OF_RUN = {"cli", "checkpoints/store.py", "translator.py", "trainer.py", "exchange/huggingface.py"}
 # Nobody else's package is imported by a verb before it is called, but what parses the command line.
 LIGHT = {"typer", "dragoman"}
 
