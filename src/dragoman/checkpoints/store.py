@@ -14,9 +14,9 @@ import tomli_w
 import torch
 from torch import nn
 
-from dragoman.config import tree_of
 from dragoman.checkpoints.atomic import write_file
 from dragoman.checkpoints.weights import load_into, load_tensors, save_tensors
+from dragoman.config import tree_of
 from dragoman.errors import ConfigError, ModelError
 from dragoman.model.choices import ModelSpec
 from dragoman.run import FORMAT_VERSION, RunConfig, read_run

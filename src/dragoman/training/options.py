@@ -13,7 +13,7 @@ Metric = Literal["loss", "bleu", "chrf"]
 
 LENGTHS_AND_INTERVALS = (
     *("max_steps", "max_epochs", "max_minutes", "log_every", "validate_every", "save_every"),
-    *("keep_last", "keep_best", "average_last", "patience", "hang_seconds"),
+    *("keep_last", "keep_best", "average_last", "patience", "hang_seconds", "tensorboard"),
 )
 """What `--set` may change when a run is resumed: nothing that alters what an update computes."""
 
@@ -70,6 +70,8 @@ class TrainingConfig:
     """What makes a model the best, and what early stopping watches, on the dev set."""
     patience: int | None = None
     """Validations without a better `metric` after which training ends; a tie is not better."""
+    tensorboard: bool = False
+    """Write the curves for TensorBoard too, to `training/tensorboard` (needs the extra `lab`)."""
     ema: float | None = None
     """Decay of a running mean of the weights, which is then what is validated and kept; none in the paper."""
     max_skipped: int = 20

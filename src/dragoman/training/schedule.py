@@ -40,10 +40,10 @@ def _check(**values: float) -> None:
 
 
 def _remaining(step: int, warmup_steps: int, progress: Progress, follows: str) -> float:
-    """The share of the decay that is still to come: 1 at the end of the warm-up, 0 at the end of training."""
+    """The share of the decay that is still to come: 1 at the end of the warm-up, 0 just after the last update."""
     done = 0.0
     if progress.total_steps is not None:
-        done = (step - warmup_steps) / max(1, progress.total_steps - warmup_steps)
+        done = (step - warmup_steps) / max(1, progress.total_steps - warmup_steps + 1)
     if follows == "minutes" and progress.total_minutes is not None:
         done = max(done, progress.minutes / progress.total_minutes)
     return min(1.0, max(0.0, 1.0 - done))

@@ -1,0 +1,90 @@
+"""`dragoman train --dry-run`: what a run would be, from its config, its corpus and a few real updates."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dragoman.run import RunConfig
+    from dragoman.trainer import Observer, Run
+
+UPDATES = 5
+"""Real updates that are timed, after one that is not."""
+
+
+def report(config: RunConfig, start_from: Path | None, device: str, observer: Observer) -> int:
+    """Prepare the run in a folder that is thrown away, make a few updates, and print what they tell to stdout."""
+    from dragoman.trainer import Run, leaving
+
+    with tempfile.TemporaryDirectory(prefix="dragoman-") as folder, leaving():
+        run = Run(config, Path(folder), observer, start_from=start_from, device=device)
+        lines = describe(run)
+        if run.world.is_first:
+            sys.stdout.write("".join(f"{name:<28}{value}\n" for name, value in lines))
+    return 0
+
+
+def describe(run: Run) -> list[tuple[str, str]]:
+    """Names and values, in the order in which they are of interest. Every rank must call this."""
+    import torch
+
+    config, loop = run.config.training, run.loop
+    shares = run.feed.shares(loop.position)
+    loop.try_out(run.feed.largest())
+    seconds, tokens, padded = [], [], []
+    for number in range(UPDATES + 1):
+        made = loop.update(next(shares))
+        if made is not None and number:
+            seconds.append(made.seconds)
+            tokens.append(made.tokens)
+            padded.append(1 - made.tokens / made.tgt_padded)
+    batches = run.stream.batches_per_epoch(0)
+    per_update = statistics.median(seconds) if seconds else float("nan")
+    weights = 4 * run.n_parameters
+    ranks = run.world.size if config.parallel == "fsdp" else 1
+    means = 1 if config.ema is not None else 0
+    total = run.config.training.max_steps or batches * (config.max_epochs or 1)
+    lines = [
+        ("parameters", f"{run.n_parameters:,}"),
+        ("vocabulary", f"{len(run.tokenizer):,}"),
+        ("pairs", f"{run.data.n:,}"),
+        ("precision", loop.precision),
+        ("devices", f"{run.world.size} x {run.world.device.type}"),
+        ("target tokens per update", f"{statistics.mean(tokens):,.0f} (budget {config.batch_tokens:,} a side)"),
+        ("padding of the targets", f"{statistics.mean(padded):.1%}"),
+        ("updates per epoch", f"{batches:,}"),
+        ("epochs to max_steps", f"{total / batches:,.1f}"),
+        ("seconds per update", f"{per_update:.3f} (median of {len(seconds)}, data included, validation not)"),
+        ("target tokens per second", f"{statistics.mean(tokens) / per_update:,.0f}"),
+        ("time per epoch", duration(batches * per_update)),
+        ("time to max_steps", duration(total * per_update)),
+        ("memory, weights and Adam", f"{size(weights * (4 + means) / ranks)} (weights, gradients, two means)"),
+    ]
+    if run.world.device.type == "cuda":
+        lines.append(("memory, peak on the GPU", size(torch.cuda.max_memory_allocated())))
+    else:
+        import resource
+
+        lines.append(("memory, peak of the process", size(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)))
+    return lines
+
+
+def size(n_bytes: float) -> str:
+    """Bytes for people: `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if n_bytes < 1024:
+            return f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1024
+    return f"{n_bytes:.1f} GiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: `3 h 05 min`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"

@@ -1,0 +1,279 @@
+"""`dragoman train`: a TOML file in, a model folder out; the same command under `torchrun` uses many devices."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dragoman.errors import UsageError
+
+if TYPE_CHECKING:
+    from dragoman.run import RunConfig
+    from dragoman.trainer import Dev, Outcome
+    from dragoman.training.loop import Loop, Report
+
+
+def command(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The run as a TOML file.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="K=V", help="Override a key, such as training.max_steps=100.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="The model folder; else runs/ and CONFIG's name.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest intact checkpoint.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an earlier run in the folder.")] = False,
+    from_: Annotated[
+        Path | None, typer.Option("--from", metavar="MODEL", help="Start with the weights and tokenizer of a model.")
+    ] = None,
+    reset: Annotated[
+        str | None, typer.Option(metavar="WHAT", help="With --resume, start afresh: step, optimizer, schedule, data.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Sizes, memory and time from a few real updates; writes nothing.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; errors and warnings only.")] = False,
+) -> int:
+    """Train a model as CONFIG says: tokenizer, binarised corpus, model folder.
+
+    Talk and progress go to stderr. SIGINT and SIGTERM save at the end of the update and exit with 130 and 143; a second
+    one ends at once.
+    """
+    resets = frozenset(word.strip() for word in reset.split(",") if word.strip()) if reset else frozenset()
+    _check(resets, resume, force, from_, dry_run)
+    from dragoman.run import load_run
+
+    # All faults of the file are named before anything is written.
+    run = load_run(config, set_ or [])
+    # A job that the launcher starts again after a failure goes on where it was.
+    resume = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    folder = out or Path("runs") / config.stem
+    display = Quiet() if quiet else (Bar() if sys.stderr.isatty() else Lines())
+    if dry_run:
+        from dragoman.cli import dry_run as dry
+
+        return dry.report(run, from_, device, display)
+    return _train(run, folder, display, resume=resume, force=force, start_from=from_, reset=resets, device=device)
+
+
+def _check(resets: frozenset[str], resume: bool, force: bool, start_from: Path | None, dry_run: bool) -> None:
+    from dragoman.cli.main import nearest
+
+    known = ("step", "optimizer", "schedule", "data")
+    problems = [f"--reset: {word!r} is none of {', '.join(known)}{nearest(word, known)}" for word in resets - {*known}]
+    if resets and not resume:
+        problems.append("--reset goes with --resume: a new run starts all of it afresh anyway")
+    if resume and force:
+        problems.append("--resume goes on with what --force would delete: choose one")
+    if resume and start_from is not None:
+        problems.append("--resume and --from both say where the weights come from: choose one")
+    if dry_run and (resume or force):
+        problems.append("--dry-run writes nothing, so --resume and --force have no meaning with it")
+    if problems:
+        raise UsageError(problems)
+
+
+def _train(
+    config: RunConfig,
+    folder: Path,
+    display: Display,
+    *,
+    resume: bool,
+    force: bool,
+    start_from: Path | None,
+    reset: frozenset[str],
+    device: str,
+) -> int:
+    from dragoman.checkpoints import resuming
+    from dragoman.checkpoints.store import CONFIG, read_config
+    from dragoman.text.corpus import check_corpora
+    from dragoman.trainer import Run, leaving
+
+    first = int(os.environ.get("RANK", "0")) == 0
+    if first:
+        # What is wrong with the corpora is said before the folder is touched.
+        dev = config.data.dev_corpus
+        check_corpora([*config.data.train_corpora, *([dev] if dev is not None else [])])
+        resuming.claim(folder, resume=resume, force=force)
+    if resume and (folder / CONFIG).exists():
+        config = resuming.continued(read_config(folder), config, reset)
+    with display, leaving():
+        run = Run(config, folder, display, start_from=start_from, resume=resume, device=device)
+        if resume:
+            run.resume(reset)
+        display.begin(run.loop, run.n_parameters)
+        outcome = run.train()
+    if first:
+        display.end(outcome, folder)
+    return 128 + outcome.stop if outcome.stop is not None else 0
+
+
+class Display:
+    """What a person sees of a run, on stderr. This one shows only messages."""
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+    def say(self, message: str) -> None:
+        """A sentence for the user."""
+        print(message, file=sys.stderr, flush=True)
+
+    def begin(self, loop: Loop, n_parameters: int) -> None:
+        """Training is about to start."""
+        end = f"{loop.total_steps:,} updates" if loop.total_steps is not None else "its end in time"
+        where = f"{loop.world.size} x {loop.world.device.type}" if loop.world.size > 1 else str(loop.world.device)
+        if loop.world.is_first:
+            self.say(f"training {n_parameters:,} parameters in {loop.precision} on {where}, to {end}")
+
+    def reported(self, report: Report, loop: Loop) -> None:
+        """An update was made."""
+
+    def validated(self, dev: Dev, is_best: bool) -> None:
+        """The dev set was scored."""
+        scores = "" if dev.bleu is None else f", BLEU {dev.bleu:.2f}, chrF {dev.chrf:.2f}"
+        self.say(
+            f"dev after step {dev.step:,}: loss {dev.loss:.4f}, perplexity {dev.perplexity:.3f}{scores}"
+            f"{' (best so far)' if is_best else ''}"
+        )
+
+    def end(self, outcome: Outcome, folder: Path) -> None:
+        """The run is over."""
+        if outcome.stop is not None:
+            self.say(f"stopped by {outcome.why} after step {outcome.step:,}, saved; --resume goes on")
+        else:
+            self.say(f"ended after step {outcome.step:,} ({outcome.why}); {folder} holds {outcome.kept}")
+
+
+class Quiet(Display):
+    """Warnings and errors only."""
+
+    def say(self, message: str) -> None:
+        if any(word in message for word in ("damaged", "not finite", "does not work")):
+            super().say(message)
+
+
+class Pace:
+    """Tokens a second and the time that is left, from the last updates."""
+
+    def __init__(self) -> None:
+        self.tokens_per_second = 0.0
+        self.seconds_per_step = 0.0
+        self.started = time.monotonic()
+        self.minutes = 0.0
+
+    def take(self, report: Report) -> None:
+        """Learn from an update."""
+        share = 0.05 if self.tokens_per_second else 1.0
+        self.tokens_per_second += share * (report.tokens / max(report.seconds, 1e-9) - self.tokens_per_second)
+        self.seconds_per_step += share * (report.seconds - self.seconds_per_step)
+
+    def left(self, report: Report, loop: Loop) -> str:
+        """The time to the end, as h:mm:ss, or as much of it as is known."""
+        ends = []
+        if loop.total_steps is not None:
+            # Validations count: the mean of the whole run knows them, the last updates know the present speed.
+            mean = max(self.seconds_per_step, report.minutes * 60 / report.step)
+            ends.append((loop.total_steps - report.step) * mean)
+        if loop.config.max_minutes is not None:
+            ends.append((loop.config.max_minutes - report.minutes) * 60)
+        if not ends:
+            return "?"
+        seconds = max(0, math.ceil(min(ends)))
+        return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+class Lines(Display):
+    """A line every `log_every` updates, at most one in two seconds: for logs and pipes."""
+
+    def __init__(self) -> None:
+        self.pace = Pace()
+        self.told = -math.inf
+
+    def reported(self, report: Report, loop: Loop) -> None:
+        self.pace.take(report)
+        last = loop.is_done()
+        if not last and (report.step % loop.config.log_every or time.monotonic() - self.told < 2.0):
+            return
+        self.told = time.monotonic()
+        self.say(
+            f"step {report.step:,}  loss {report.loss:.4f}  nll {report.nll:.4f}  lr {report.lr:.3g}  "
+            f"{self.pace.tokens_per_second:,.0f} tokens/s  left {self.pace.left(report, loop)}"
+            + (f"  skipped {report.skipped}" if report.skipped else "")
+            + (f"  empty {report.empty}" if report.empty else "")
+        )
+
+
+class Bar(Display):
+    """A progress bar: step, loss, tokens/s, time left, and BLEU on the dev set as it goes."""
+
+    def __init__(self) -> None:
+        self.pace = Pace()
+        self.progress: Any = None
+        self.task: Any = None
+        self.bleu = ""
+
+    def close(self) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+
+    def say(self, message: str) -> None:
+        if self.progress is not None:
+            self.progress.console.print(message, markup=False, highlight=False)
+        else:
+            super().say(message)
+
+    def begin(self, loop: Loop, n_parameters: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        super().begin(loop, n_parameters)
+        if not loop.world.is_first:
+            return
+        self.progress = Progress(
+            TextColumn("step {task.fields[step]}"),
+            BarColumn(bar_width=None),
+            TextColumn(
+                "loss {task.fields[loss]}  {task.fields[speed]} tokens/s  {task.fields[left]} left{task.fields[bleu]}"
+            ),
+            console=Console(stderr=True),
+            refresh_per_second=4,
+        )
+        fields = {"step": loop.step, "loss": "…", "speed": "…", "left": "?", "bleu": ""}
+        self.task = self.progress.add_task("training", total=1.0, **fields)
+        self.progress.start()
+
+    def reported(self, report: Report, loop: Loop) -> None:
+        self.pace.take(report)
+        if self.progress is None:
+            return
+        shares = [report.step / loop.total_steps] if loop.total_steps is not None else []
+        if loop.config.max_minutes is not None:
+            shares.append(report.minutes / loop.config.max_minutes)
+        self.progress.update(
+            self.task,
+            completed=max(shares, default=0.0),
+            step=f"{report.step:,}",
+            loss=f"{report.loss:.3f}",
+            speed=f"{self.pace.tokens_per_second:,.0f}",
+            left=self.pace.left(report, loop),
+            bleu=self.bleu,
+        )
+
+    def validated(self, dev: Dev, is_best: bool) -> None:
+        super().validated(dev, is_best)
+        if dev.bleu is not None:
+            self.bleu = f"  dev BLEU {dev.bleu:.1f}"

@@ -1,0 +1,95 @@
+"""A rank's share of each update as tensors, prepared ahead by threads where that helps. The result is the same with any
+number of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from dragoman.batches.batch import Batch, PairSource, collate
+from dragoman.batches.stream import GlobalBatch, Position, Stream
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The special ids that a batch needs, asked of the tokenizer."""
+
+    pad_id: int
+    bos_id: int
+    eos_id: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank computes of one update, and what it must know of the whole."""
+
+    batches: list[Batch]
+    """Rectangles, run one after the other; at least one, which may have no rows."""
+    position: Position
+    next: Position
+    """Where the data goes on after this update."""
+    n_tokens: int
+    """Of the whole update, on all ranks: the divisor of the summed loss."""
+    src_padded: int
+    tgt_padded: int
+    """Of the whole update."""
+
+
+class Feed:
+    """The shares of one rank, in the order of the stream."""
+
+    def __init__(
+        self,
+        data: PairSource,
+        stream: Stream,
+        ids: Ids,
+        *,
+        accumulation: int = 1,
+        rank: int = 0,
+        size: int = 1,
+        workers: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.data, self.stream, self.ids = data, stream, ids
+        self.accumulation, self.rank, self.size = accumulation, rank, size
+        self.workers = workers
+        self.device = torch.device(device)
+
+    def share(self, whole: GlobalBatch) -> Share:
+        """This rank's share of a global batch."""
+        parts = whole.split(self.accumulation * self.size)
+        mine = parts[self.rank * self.accumulation : (self.rank + 1) * self.accumulation]
+        tiles = [tile for part in mine for tile in part]
+        if not tiles:
+            # Fewer rows than ranks: this one works on nothing, in step with the others.
+            tiles = [whole.indices[:0]]
+        ids = self.ids
+        batches = [collate(self.data, tile, ids.pad_id, ids.bos_id, ids.eos_id) for tile in tiles]
+        if self.device.type == "cuda":
+            batches = [batch.pin() for batch in batches]
+        return Share(batches, whole.position, whole.next, whole.n_tokens, whole.src_padded, whole.tgt_padded)
+
+    def largest(self) -> Share:
+        """This rank's share of the largest batch that can come."""
+        return self.share(self.stream.largest_batch())
+
+    def shares(self, start: Position) -> Iterator[Share]:
+        """The shares from a position on, without end."""
+        order = self.stream.iterate(start)
+        if not self.workers:
+            yield from map(self.share, order)
+            return
+        with ThreadPoolExecutor(self.workers, "batches") as pool:
+            ahead: deque[Future[Share]] = deque()
+            try:
+                while True:
+                    while len(ahead) < 2 * self.workers:
+                        ahead.append(pool.submit(self.share, next(order)))
+                    yield ahead.popleft().result()
+            finally:
+                for future in ahead:
+                    future.cancel()

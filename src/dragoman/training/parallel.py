@@ -1,0 +1,154 @@
+"""One job on many devices: who is there, what they share, and the few sums that they exchange.
+
+`torchrun` starts the processes ("ranks") and tells each its place by environment variables. Each rank computes its
+share of the gradient of one and the same update: the global batch is cut into as many parts as there are ranks and
+micro-batches, so all take equally many steps whatever the corpus.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distributed gives them no typed name
+from torch.utils.checkpoint import checkpoint
+
+from dragoman.training.watchdog import Watchdog
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a job, seen from one of them."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    restarts: int = 0
+    """How often the launcher has started this job again after a failure."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank is the one that writes and speaks."""
+        return self.rank == 0
+
+    def sum(self, values: list[float]) -> list[float]:
+        """The sums of `values` over all ranks."""
+        if self.size == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        summed: list[float] = tensor.tolist()
+        return summed
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here."""
+        self.sum([0.0])
+
+    def watchdog(self, seconds: float) -> Watchdog:
+        """A watchdog for this process that sees the beats of all."""
+        if self.size == 1:
+            return Watchdog(seconds)
+        store = TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            timeout=datetime.timedelta(seconds=60),
+        )
+        return Watchdog(seconds, self.rank, self.size, PrefixStore(f"dragoman-{self.restarts}", store))
+
+
+def join(device: str = "auto") -> World:
+    """The world that the environment describes: that of `torchrun`, or one process alone."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    rank = int(os.environ.get("RANK", "0"))
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    place = torch.device(f"cuda:{local}") if device == "cuda" else torch.device(device)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    if size > 1:
+        # How long a silence may last is the watchdog's business, which shows stacks; this is only its backstop.
+        dist.init_process_group(
+            "nccl" if place.type == "cuda" else "gloo",
+            timeout=datetime.timedelta(days=1),
+            device_id=place if place.type == "cuda" else None,
+        )
+    return World(rank, size, place, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+
+
+def leave() -> None:
+    """Take leave of the other ranks, if there are any."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def wrap(module: nn.Module, model: nn.Module, world: World, parallel: Literal["ddp", "fsdp"]) -> nn.Module:
+    """`module`, whose forward is a share of the loss of `model`, as one whose backward sums over the ranks.
+
+    Both ways divide the sum by the number of ranks; the caller multiplies it back.
+    """
+    if world.size == 1:
+        return module
+    if parallel == "ddp":
+        device_ids = [world.device.index] if world.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(module, device_ids=device_ids, gradient_as_bucket_view=True)
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in layers(model):
+        fully_shard(layer)
+    fully_shard(module)
+    return module
+
+
+def synchronise(module: nn.Module, last: bool) -> None:
+    """Let the next backward pass exchange gradients only where it is the last of its update."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        module.require_backward_grad_sync = last
+    elif sharded := getattr(module, "set_requires_gradient_sync", None):
+        sharded(last)
+
+
+def layers(model: nn.Module) -> list[nn.Module]:
+    """The encoder's and decoder's layers: the pieces that are sharded, and computed again, one at a time."""
+    stacks = [getattr(model, side).layers for side in ("encoder", "decoder") if hasattr(model, side)]
+    return [layer for stack in stacks for layer in stack]
+
+
+def remember_less(model: nn.Module) -> None:
+    """Let each layer be computed once more on the way back, instead of keeping what it computed."""
+    for layer in layers(model):
+        layer.forward = functools.partial(_checkpointed, layer.forward)
+
+
+def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if torch.is_grad_enabled():
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+    return forward(*args, **kwargs)
+
+
+def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that are sharded over the ranks, each made whole; every rank must call this. Others stay as they are."""
+    return {name: _whole(t) for name, t in tensors.items()}
+
+
+def _whole(tensor: Any) -> Tensor:
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full
+
+
+def like(given: Tensor, target: Any) -> Tensor:
+    """A whole tensor, cut as `target` is."""
+    given = given.to(target.device, target.dtype)
+    if not hasattr(target, "device_mesh"):
+        return given
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(given, target.device_mesh, target.placements)
