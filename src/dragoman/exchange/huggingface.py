@@ -26,7 +26,7 @@ from dragoman.model.positions.sinusoidal import halves_order
 from dragoman.model.transformer import sinusoids
 from dragoman.run import RunConfig
 from dragoman.text.corpus import DataConfig
-from dragoman.tokens.marian import SOURCE, TARGET, VOCABULARY, MarianTokenizer
+from dragoman.tokens.marian import SOURCE, TARGET, VOCABULARY, MarianTokenizer, read_processor
 from dragoman.tokens.tokenizer import Tokenizer, TokenizerConfig
 
 
@@ -154,7 +154,13 @@ def _tokenizer(
         problems.append(f"{where}: sp_model_kwargs {settings['sp_model_kwargs']!r} are not supported")
     if settings.get("tokenizer_class", "MarianTokenizer") != "MarianTokenizer":
         problems.append(f"{where}: the tokenizer {settings['tokenizer_class']!r} is not supported; MarianTokenizer is")
-    source, target = read_bytes(folder / SOURCE, problems), read_bytes(folder / TARGET, problems)
+    models = {name: read_bytes(folder / name, problems) for name in (SOURCE, TARGET)}
+    for name, data in models.items():
+        try:
+            if data:
+                read_processor(data)
+        except ModelError as error:
+            problems.append(f"{folder / name}: {error}")
     vocabulary = read_json(folder / VOCABULARY, problems)
     banned = marian_config.banned_of(config, str(folder / "config.json"), problems)
     size = config.get("vocab_size")
@@ -170,8 +176,8 @@ def _tokenizer(
         return None
     try:
         return MarianTokenizer(
-            source,
-            target,
+            models[SOURCE],
+            models[TARGET],
             vocabulary,
             pad_id=config["pad_token_id"],
             unk_id=vocabulary[unk],

@@ -61,7 +61,7 @@ class MarianTokenizer(Tokenizer):
         processors = []
         for name, data in self.files.items():
             try:
-                processors.append(_processor(data))
+                processors.append(read_processor(data))
             except ModelError as error:
                 problems += [f"{name}: {problem}" for problem in error.problems]
         problems += vocabulary_problems(self.vocabulary)
@@ -206,7 +206,8 @@ def vocabulary_problems(vocabulary: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _processor(data: bytes) -> Any:
+def read_processor(data: bytes) -> Any:
+    """SentencePiece's own object. Raises ModelError where the bytes are no model."""
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(data)
