@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+from pathlib import Path
+
 import pytest
 
 from dragoman.scores import empty_outputs, find_loop, looping_outputs
@@ -58,3 +61,12 @@ def test_a_source_that_repeats_excuses_the_output() -> None:
 def test_empty_outputs_count_where_the_source_is_not() -> None:
     assert empty_outputs(["", " ", "a"]) == [1, 2]
     assert empty_outputs(["", " ", "a"], ["x", "  ", "b"]) == [1]
+
+
+def test_what_people_write_does_not_loop(shared: Path) -> None:
+    for name, size in (("tatoeba-en-zh/train.tsv.gz", 51_166), ("multi30k-en-de/train.de.gz", 29_000)):
+        text = gzip.decompress((shared / "data" / name).read_bytes()).decode()
+        sentences = [side for line in text.rstrip("\n").split("\n") for side in line.split("\t")]
+        if name.startswith("tatoeba"):
+            assert len(sentences) == size
+        assert looping_outputs(sentences) == []

@@ -59,7 +59,7 @@ function drawLarge(canvas, map) {
   const left = Math.min(longest(map.rows), 130) + 10;
   const top = Math.min(longest(map.columns), 120) * 0.87 + 16;
   // Column labels lean to the right and need room beyond the last column.
-  const beyond = Math.min(longest(map.columns.slice(-2)), 120) * 0.5 + 4;
+  const beyond = Math.min(longest(map.columns.slice(-2)), 120) * 0.5 + 14;
   const size = Math.max(6, Math.min(34, (room - left - beyond) / map.columns.length));
   const width = left + size * map.columns.length + beyond, height = top + size * map.rows.length + 2;
   const ready = prepare(canvas, width, height);
