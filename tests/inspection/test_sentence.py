@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,3 +75,26 @@ def test_links_leave_the_end_of_sentence_out() -> None:
     alignment = torch.tensor([[0.1, 0.2, 0.7], [0.5, 0.1, 0.4], [0.0, 0.0, 1.0]])
     assert best_links(alignment, n_source=2, n_target=2) == (1, 0)
     assert best_links(torch.zeros(0, 0), 2, 2) == (None, None)
+
+
+def test_a_trained_model_aligns_what_it_translates(shared: Path, tmp_path: Path) -> None:
+    """Real weights, of another family, whose decoder starts with the pad token."""
+    from dragoman.checkpoints.store import load_model
+    from dragoman.exchange.huggingface import import_folder
+
+    import_folder(shared / "models" / "marian-small-en-de", tmp_path / "model")
+    loaded = load_model(tmp_path / "model")
+    translator: Any = SimpleNamespace(model=loaded.model, tokenizer=loaded.tokenizer)
+    seen = look(
+        translator,
+        "A young girl in a red dress is playing with two brown dogs.",
+        "Ein junges Mädchen in einem roten Kleid spielt mit zwei braunen Hunden.",
+    )
+    words = [piece.strip("▁") for piece in seen.source_pieces]
+    partners = [words[link] for link in seen.links if link is not None]
+    expected = ["A", "young", "girl", "in", "a", "red", "dress", "playing", "with", "two", "brown", "dogs", "."]
+    assert sum(a == b for a, b in zip(partners, expected, strict=True)) >= 12
+    assert all(token.log_prob > -1 for token in seen.tokens)
+    assert len(seen.maps) == 3 * 3
+    for found in seen.maps:
+        torch.testing.assert_close(found.weights.sum(-1), torch.ones(found.weights.shape[:-1]))
