@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import threading
 import time
 from pathlib import Path
 
@@ -61,6 +63,19 @@ def test_all_missing_and_unequal_files_are_named_at_once(tmp_path: Path) -> None
     assert len(caught.value.problems) == 4
     for name in ("nowhere.en", "nowhere.de", "gone.tsv", "has 2 lines"):
         assert name in told
+
+
+def test_pipes_can_be_read_and_are_checked_on_the_way(tmp_path: Path) -> None:
+    def pipe(name: str, data: bytes) -> str:
+        os.mkfifo(tmp_path / name)
+        threading.Thread(target=(tmp_path / name).write_bytes, args=(data,), daemon=True).start()
+        return str(tmp_path / name)
+
+    pairs = read_pairs(Corpus(src=pipe("a", b"1\n2\n"), tgt=pipe("b", b"3\n4\n")))
+    assert [pair[:2] for pair in pairs] == [("1", "3"), ("2", "4")]
+    with pytest.raises(DataError, match=r"d ends after line 1, and .*c goes on"):
+        list(read_pairs(Corpus(src=pipe("c", b"1\n2\n"), tgt=pipe("d", b"3\n"))))
+    assert list(read_pairs(Corpus(tsv=pipe("e", b"1\t2\n")))) == [Pair("1", "2", 1)]
 
 
 def test_bad_rows_are_all_named(tmp_path: Path) -> None:

@@ -120,6 +120,16 @@ def test_what_is_not_compressed_as_its_name_says_is_named(tmp_path: Path, suffix
         list(read_lines(path))
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst", ".bz2"])
+def test_an_empty_compressed_file_is_no_empty_text(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match=rf"a\{suffix} is (empty|cut short)"):
+        list(read_lines(path))
+    path.write_bytes(PACKERS[suffix](b""))
+    assert list(read_lines(path)) == []
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
 def test_a_compressed_file_without_its_suffix_gets_advice(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / "a.txt"

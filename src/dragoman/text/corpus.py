@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from dragoman.errors import ConfigError, DataError
@@ -212,7 +213,8 @@ def check_corpora(corpora: Sequence[Corpus]) -> None:
     for corpus in corpora:
         try:
             if corpus.tsv is not None:
-                open_text(corpus.tsv).close()
+                if not _is_pipe(corpus.tsv):
+                    open_text(corpus.tsv).close()
                 continue
             problem = _not_parallel(corpus)
             if problem:
@@ -221,6 +223,11 @@ def check_corpora(corpora: Sequence[Corpus]) -> None:
             problems.extend(error.problems)
     if problems:
         raise DataError(problems)
+
+
+def _is_pipe(path: str) -> bool:
+    """Whether opening the path to look at it would lose what is in it, as with the shell's `<(command)`."""
+    return Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir()
 
 
 def _rows(tsv: str, bad_rows: BadRows, invalid_utf8: InvalidUtf8, counts: Counts) -> Iterator[Pair]:
@@ -265,7 +272,8 @@ def _side_by_side(src: str, tgt: str, invalid_utf8: InvalidUtf8, counts: Counts)
         right = lines_of(readers[1], tgt, faults, invalid_utf8)
         for a, b in zip_longest(left, right):
             if a is None or b is None:
-                faults.add(f"{src} and {tgt} changed while they were read: one ends after line {number}")
+                short, long = (src, tgt) if a is None else (tgt, src)
+                faults.add(f"{src} and {tgt} must be parallel: {short} ends after line {number:,}, and {long} goes on")
                 break
             number += 1
             if not faults.total:
@@ -287,6 +295,8 @@ def _not_parallel(corpus: Corpus) -> str | None:
     src, tgt = corpus.files
     problems: list[str] = []
     found: list[int] = []
+    if _is_pipe(src) or _is_pipe(tgt):
+        return None  # it can be read once only; that reading will tell
     for path in (src, tgt):
         try:
             found.append(count_lines(path))

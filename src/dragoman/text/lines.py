@@ -105,8 +105,8 @@ def open_text(path: str | Path) -> Reader:
     """
     path = Path(path)
     try:
-        with path.open("rb"):
-            pass
+        if path.suffix in (".gz", ".zst") and path.is_file() and path.stat().st_size == 0:
+            raise DataError(f"{path} is empty: compressing even an empty text gives a few bytes; make the file again")
         if path.suffix == ".gz":
             import gzip
 
