@@ -28,7 +28,7 @@ from dragoman.checkpoints.atomic import write_folder
 from dragoman.checkpoints.average import average_weights
 from dragoman.checkpoints.metrics import Metrics
 from dragoman.checkpoints.weights import load_into, load_tensors, save_tensors
-from dragoman.errors import TrainingError
+from dragoman.errors import ModelError, TrainingError
 from dragoman.run import RunConfig
 from dragoman.scores.metrics import bleu, chrf
 from dragoman.text.clean import training_pairs
@@ -206,6 +206,7 @@ class Run:
         """Go on from the newest intact checkpoint, but for what `reset` names. Says what was restored."""
         snapshot = snapshots.newest_intact(self.out, self.say)
         if snapshot is None:
+            self._refuse_average()
             self.say(f"{self.out} has no checkpoint yet: training starts from the beginning")
             if self.world.is_first and self.metrics.path.exists():
                 self.metrics.go_back_to(0)
@@ -240,6 +241,14 @@ class Run:
             f"learning rate {self.loop.rate():.3g}"
         )
 
+    def _refuse_average(self) -> None:
+        weights = self.out / store.WEIGHTS
+        if weights.exists() and "average_of" in load_tensors(weights)[1]:
+            raise ModelError(
+                f"{self.out} is an average of checkpoints: no optimiser belongs to it, so it cannot be resumed; "
+                f"start a new run from it with --from {self.out}"
+            )
+
     # -- training ----------------------------------------------------------------------------------------------------
 
     def train(self) -> Outcome:
@@ -257,10 +266,12 @@ class Run:
                     if self.world.is_first:
                         self._log(report)
                         self.observer.reported(report, loop)
-                    validating = self.dev is not None and report.step % training.validate_every == 0
-                    if validating and self._validate():
+                    done = loop.is_done()
+                    # First validate, then save: a checkpoint knows all that was found out up to its step.
+                    due = report.stop is None and (done or report.step % training.validate_every == 0)
+                    if self.dev is not None and due and self._validate() and not done:
                         why = f"no better {training.metric} in {training.patience} validations"
-                    if report.step % training.save_every == 0 or report.stop is not None:
+                    if report.step % training.save_every == 0 or report.stop is not None or done or why:
                         self._save()
                     if report.stop is not None:
                         return Outcome(loop.step, report.stop.name, self.best_dev, "", report.stop)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dragoman.checkpoints import snapshots
-from dragoman.checkpoints.store import TRAINING, WEIGHTS, empty_model, load_model, read_config, save_model
+from dragoman.checkpoints.store import TRAINING, WEIGHTS, empty_model, read_config, save_model
 from dragoman.checkpoints.weights import load_into, load_tensors, unique
 from dragoman.errors import ModelError
 from dragoman.tokens.tokenizer import load_tokenizer
@@ -66,11 +66,10 @@ def last_of(run: Path, last: int) -> list[Path]:
     return [folder / WEIGHTS for folder in found[:last]]
 
 
-def average_folders(folders: Sequence[Path], out: Path, last: int | None = None) -> int:
-    """Write to `out` the mean of several model folders, or of the last checkpoints of one; give how many there were.
+def inputs(folders: Sequence[Path], last: int | None = None) -> list[Path]:
+    """The weight files that are to be averaged: the last ones of one run, or those of several models.
 
-    The result is for translating: it has no state to resume from and says so. Raises ModelError for a folder given
-    twice, and for models that are not of one kind.
+    Raises ModelError for a folder given twice, and for models that are not of one kind.
     """
     seen: dict[Path, Path] = {}
     problems = []
@@ -81,23 +80,29 @@ def average_folders(folders: Sequence[Path], out: Path, last: int | None = None)
     if last is None and len(folders) == 1:
         problems.append(f"{folders[0]} is one model; name more, or say how many of its checkpoints with --last N")
     if last is not None and len(folders) > 1:
-        problems.append("--last takes checkpoints of one run; name one folder with it, or several without")
+        problems.append("--last takes checkpoints of one run: name one folder with it, or several without")
     if problems:
         raise ModelError(problems)
     first = folders[0]
     config, tokenizer = read_config(first), load_tokenizer(first)
     for folder in folders[1:]:
-        other = load_tokenizer(folder)
         if read_config(folder).model != config.model:
             problems.append(f"{folder} and {first} are different models: their [model] tables differ")
-        if other.fingerprint != tokenizer.fingerprint:
+        if load_tokenizer(folder).fingerprint != tokenizer.fingerprint:
             problems.append(f"{folder} and {first} have different tokenizers")
     if problems:
         raise ModelError(problems)
-    files = last_of(first, last) if last is not None else [folder / WEIGHTS for folder in folders]
+    return last_of(first, last) if last is not None else [folder / WEIGHTS for folder in folders]
+
+
+def average_folders(first: Path, files: Sequence[Path], out: Path) -> int:
+    """Write to `out` a model like that of `first` with the mean of the weights in `files`; give how many there were.
+
+    The result is for translating: it has no state to resume from, and its weights say so.
+    """
+    config, tokenizer = read_config(first), load_tokenizer(first)
     model = empty_model(config.model, tokenizer)
     load_into(model, average_weights(load_tensors(file)[0] for file in files), "the average")
-    names = ", ".join(str(file.parent.name) for file in files)
-    save_model(out, model, tokenizer, config, {"average_of": str(len(files)), "averaged": names})
-    load_model(out)
+    notes = {"average_of": str(len(files)), "averaged": ", ".join(file.parent.name for file in files)}
+    save_model(out, model, tokenizer, config, notes)
     return len(files)
