@@ -27,6 +27,11 @@ def key_of(*parts: int) -> int:
     return key
 
 
+def keys(numbers: Ids, key: int) -> list[int]:
+    """A 64-bit key for each of the numbers ([n]), of its own under each `key`."""
+    return [int(word) for word in _mix(numbers.astype(np.uint64) ^ np.uint64(key))]
+
+
 def permuted(positions: Ids, size: int, key: int) -> Ids:
     """What stands at the given positions ([n], 0..size-1) of the permutation of `range(size)` that `key` names."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)

@@ -45,8 +45,10 @@ _THREADED_FROM = 64
 # Characters; at most four bytes each. Longer lines are cut for training.
 _TRAINING_LINE = 4000
 
-# SentencePiece keeps one seed for the whole process, so two seeded samplings must not interleave.
+# SentencePiece keeps one seed for the whole process, so two seeded samplings must not interleave. Its generators are
+# one a thread; up to 0.2.2 a seed is only heeded by a thread that has not drawn yet, so each draw needs a fresh one.
 _SAMPLING = threading.Lock()
+_RESEEDS = tuple(int(number) for number in re.findall(r"\d+", sentencepiece.__version__)[:3]) >= (0, 2, 3)
 
 _WHAT_IS_LOST = (
     "control characters (category Cc) other than TAB are dropped; U+2581 is read as a space; runs of U+0020 become "
@@ -212,37 +214,34 @@ class SentencePieceTokenizer(Tokenizer):
         return ids
 
     def encode_sampled(self, text: str, alpha: float, nbest: int = -1, *, seed: int) -> list[int]:
-        return self.encode_sampled_batch([text], alpha, nbest, seed=seed)[0]
+        return self.encode_sampled_batch([text], alpha, nbest, seeds=[seed])[0]
 
     def encode_sampled_batch(
-        self, texts: Sequence[str], alpha: float, nbest: int = -1, *, seed: int
+        self, texts: Sequence[str], alpha: float, nbest: int = -1, *, seeds: Sequence[int]
     ) -> list[list[int]]:
-        """Ids of a segmentation drawn at random: subword regularisation.
+        """Ids of a segmentation drawn at random for each text, by the seed that goes with it: subword regularisation.
 
         For BPE, each merge is left out with probability `alpha` (BPE-dropout, Provilkov et al. 2020); for unigram, one
         of the `nbest` best segmentations (-1: of all) is drawn in proportion to its probability to the power `alpha`
-        (Kudo 2018). The same texts, alpha, nbest and seed give the same ids in any thread; texts decode unchanged.
+        (Kudo 2018). The ids depend on the text, alpha, nbest and its seed alone; every draw decodes to the same text.
         """
         plain = [self.normalise(text) for text in texts]
         result: list[list[int]] = []
-        failure: list[BaseException] = []
 
-        def draw() -> None:
-            try:
-                result.extend(
-                    self.encode_normalised(plain, enable_sampling=True, alpha=alpha, nbest_size=nbest, num_threads=1)
-                )
-            except BaseException as error:  # carried over to the caller's thread
-                failure.append(error)
-
-        # SentencePiece's generators are one a thread and seeded when the thread first draws: a fresh one starts anew.
-        with _SAMPLING:
+        def draw(text: str, seed: int) -> None:
             sentencepiece.set_random_generator_seed(seed % 2**32)
-            thread = threading.Thread(target=draw)
-            thread.start()
-            thread.join()
-        if failure:
-            raise failure[0]
+            options = {"enable_sampling": True, "alpha": alpha, "nbest_size": nbest, "num_threads": 1}
+            result.extend(self.encode_normalised([text], **options))
+
+        _refuse_surrogates(plain)
+        with _SAMPLING:
+            for text, seed in zip(plain, seeds, strict=True):
+                if _RESEEDS:
+                    draw(text, seed)
+                else:
+                    thread = threading.Thread(target=draw, args=(text, seed))
+                    thread.start()
+                    thread.join()
         return result
 
     def decode(self, ids: Iterable[int]) -> str:
