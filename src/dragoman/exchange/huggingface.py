@@ -21,13 +21,14 @@ from dragoman.errors import ModelError
 from dragoman.exchange import marian_config
 from dragoman.exchange import marian_names as names
 from dragoman.exchange.folder import read_bytes, read_json, read_tensors
+from dragoman.exchange.layout import KEPT
 from dragoman.model.choices import EncoderDecoderSpec
 from dragoman.model.positions.sinusoidal import halves_order
 from dragoman.model.transformer import sinusoids
 from dragoman.run import RunConfig
 from dragoman.text.corpus import DataConfig
 from dragoman.tokens.marian import SOURCE, TARGET, VOCABULARY, MarianTokenizer, read_processor
-from dragoman.tokens.tokenizer import Tokenizer, TokenizerConfig
+from dragoman.tokens.tokenizer import FACTS_FILE, Tokenizer, TokenizerConfig, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -115,12 +116,19 @@ def read_marian(folder: Path, config: Mapping[str, Any], problems: list[str]) ->
     merged = {**config, **{key: value for key, value in generation.items() if value is not None}}
     spec = marian_config.spec_of(merged, where, problems)
     settings = read_json(folder / "tokenizer_config.json", problems, required=False)
-    tokenizer = _tokenizer(folder, merged, settings, problems)
+    kept = folder / KEPT if (folder / KEPT / FACTS_FILE).exists() else None
+    tokenizer: Tokenizer | None
+    if kept is None:
+        tokenizer = _tokenizer(folder, merged, settings, problems)
+    else:
+        tokenizer = _kept_tokenizer(kept, merged, problems)
     tensors = read_tensors(folder, problems)
     if spec is not None and tensors is not None:
         spec, tensors = _ours(spec, tensors, config["vocab_size"], folder, problems)
     if spec is None or tokenizer is None or tensors is None or problems:
         return None
+    if kept is not None:  # our own export comes home
+        return Imported(spec, tensors, tokenizer, replace(store.read_config(kept), model=spec))
     lengths = [settings.get("model_max_length"), config.get("max_position_embeddings")]
     limits = [int(length) for length in lengths if isinstance(length, int) and 0 < length < 1_000_000]
     data = DataConfig(
@@ -188,6 +196,28 @@ def _tokenizer(
     except ModelError as error:
         problems += [f"{folder}: {problem}" for problem in error.problems]
         return None
+
+
+def _kept_tokenizer(kept: Path, config: Mapping[str, Any], problems: list[str]) -> Tokenizer | None:
+    """The tokenizer of an export of ours, which must still be that of the model around it."""
+    try:
+        tokenizer = load_tokenizer(kept)
+    except ModelError as error:
+        problems += error.problems
+        return None
+    facts = {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_id,
+        "eos_token_id": tokenizer.eos_id,
+        "decoder_start_token_id": tokenizer.bos_id,
+    }
+    wrong = [
+        f"{kept}: the tokenizer has {key} {value}, and {kept.parent / 'config.json'} says {config.get(key)!r}"
+        for key, value in facts.items()
+        if config.get(key) != value
+    ]
+    problems += wrong
+    return None if wrong else tokenizer
 
 
 def _content(token: Any, default: str) -> str:
