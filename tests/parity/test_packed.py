@@ -1,0 +1,141 @@
+"""The packed decoder against the model it was packed from: the same numbers, by another road."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dragoman.model.choices import EncoderDecoderSpec, PaperSpec, Positionwise, Sinusoidal
+from dragoman.model.packed import PackedModel, PackedWeights, can_pack
+
+V = 1_100  # more than one block of the vocabulary, and the last one partly filled
+SPECS = {
+    "paper": PaperSpec(n_layers=2, d_model=24, d_ff=40, n_heads=3, d_k=5, d_v=7),
+    "marian": EncoderDecoderSpec(
+        n_layers=1,
+        decoder_n_layers=2,
+        d_model=36,
+        d_ff=50,
+        n_heads=2,
+        decoder_n_heads=3,
+        position=Sinusoidal(layout="halves"),
+        feed_forward=Positionwise(activation="swish"),
+        share_embeddings=False,
+        tie_output=False,
+        output_bias=True,
+    ),
+    "gelu": EncoderDecoderSpec(
+        n_layers=2, d_model=16, d_ff=40, n_heads=2, feed_forward=Positionwise(activation="gelu"), scale_embedding=False
+    ),
+}
+TOLERANCE = {"float32": 1e-5, "bfloat16": 4e-2, "int8": 6e-2}
+
+
+@pytest.fixture(params=SPECS)
+def model(request: pytest.FixtureRequest) -> nn.Module:
+    torch.manual_seed(5)
+    model = SPECS[request.param].build(V, 0).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # biases and norms away from zeros and ones, so that a forgotten one shows
+            nn.init.normal_(parameter, std=0.3)
+    if not can_pack(model):
+        pytest.skip("no C++ compiler here: decoding steps through the model itself")
+    return model
+
+
+def sources() -> Tensor:
+    src = torch.randint(1, V, (3, 9))
+    src[1, 4:] = 0
+    return src
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@torch.no_grad()
+def test_steps_selections_and_joins_give_the_models_logits(model: nn.Module, precision: str) -> None:
+    packed = PackedModel(PackedWeights(model, precision))  # type: ignore[arg-type]
+    src, tgt = sources(), torch.randint(1, V, (5, 45))
+    state, theirs = packed.start(src), model.start(src)  # type: ignore[operator]
+    worst = 0.0
+    for t in range(45):
+        rows = len(state.lengths)
+        logits, state = packed.step(tgt[:rows, t], state)
+        expected, theirs = model.step(tgt[:rows, t], theirs)  # type: ignore[operator]
+        worst = max(worst, (logits - expected).abs().max().item() / expected.std().item())
+        if t in (4, 20):
+            order = torch.tensor([2, 0, 0, 1, 2]) if t == 4 else torch.tensor([1, 4, 0])
+            state, theirs = state.select(order), theirs.select(order)
+    assert worst < TOLERANCE[precision]
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@torch.no_grad()
+def test_a_row_does_not_know_its_neighbours_or_when_they_came(model: nn.Module, precision: str) -> None:
+    weights = PackedWeights(model, precision)  # type: ignore[arg-type]
+    src, tgt = sources(), torch.randint(1, V, (3, 8))
+
+    def alone(row: int) -> list[Tensor]:
+        packed = PackedModel(weights)
+        state = packed.encode([[token for token in src[row].tolist() if token]])
+        answers = []
+        for t in range(8):
+            logits, state = packed.step(tgt[row : row + 1, t], state)
+            answers.append(logits[0])
+        return answers
+
+    expected = [alone(row) for row in range(3)]
+    packed = PackedModel(weights)
+    ages = [0]
+    state = packed.encode([src[0].tolist()])
+    seen = []
+    for t in range(8):
+        if t == 3:  # two more sentences enter, younger than the first
+            state = state.join(packed.start(src[1:]))
+            ages += [0, 0]
+        tokens = torch.tensor([tgt[row, age] for row, age in enumerate(ages)])
+        logits, state = packed.step(tokens, state)
+        seen += [(row, age, logits[row]) for row, age in enumerate(ages)]
+        ages = [age + 1 for age in ages]
+    for row, age, logits in seen:
+        assert torch.allclose(logits, expected[row][age], atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_best_tokens_are_those_of_the_whole_row(model: nn.Module) -> None:
+    packed = PackedModel(PackedWeights(model, "float32"))
+    tokens = torch.tensor([3, 4, 5])
+    state = packed.start(sources())
+    logits, _ = packed.step(tokens, state)
+    barred = np.array([[0, 1, -1], [V - 1, -1, -1], [-1, -1, -1]], dtype=np.int32)
+    best, _ = packed.best(tokens, state, 7, barred)
+    assert torch.allclose(best.totals, logits.logsumexp(-1), atol=1e-5)
+    allowed = logits.clone()
+    for row, ids in enumerate(barred.tolist()):
+        allowed[row, [token for token in ids if token >= 0]] = -torch.inf
+    expected = allowed.topk(7)
+    assert torch.allclose(best.logits, expected.values, atol=1e-6)
+    assert torch.equal(best.tokens.long(), expected.indices)
+
+
+@torch.no_grad()
+def test_pages_that_nobody_looks_back_to_are_let_go(model: nn.Module) -> None:
+    packed = PackedModel(PackedWeights(model, "float32"))
+    for _ in range(3):
+        state = packed.start(sources())
+        for _ in range(20):
+            _, state = packed.step(torch.tensor([3, 4, 5]), state)
+    del state
+    gc.collect()
+    assert packed._n_pages <= 41
+    assert len(packed._free_pages) == packed._n_pages
+    # A long stream of sentences, each joining before the one before it has left, keeps only what it still needs.
+    state = packed.encode([[5, 6, 3]])
+    for _ in range(100):
+        for _ in range(3):
+            _, state = packed.step(torch.full((len(state.lengths),), 7), state)
+        state = state.select(np.array([len(state.lengths) - 1])).join(packed.encode([[5, 6, 3]]))
+    assert len(state.pages) < 60
+    assert len(state.memories) < 60
