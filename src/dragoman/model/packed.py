@@ -1,8 +1,9 @@
 """A trained model packed for decoding: the numbers of `start` and `step`, without what they spend on generality.
 
-Weights are laid out once for products in the chosen precision. Sentences lie end to end: no padding is computed. Each row of a step stands for itself, so that sentences of any age share a batch and leave it when they end. Keys and
-values are written once and never moved: a row's past is a list of slots, which beams of one sentence share. What lies
-between two products is one pass over each row (`native/kernels.cpp`).
+Weights are laid out once for products in the chosen precision. Sentences lie end to end: no padding is computed. Each
+row of a step stands for itself, so that sentences of any age share a batch and leave it when they end. Keys and values
+are written once and never moved: a row's past is a list of slots, which beams of one sentence share. What lies between
+two products is one pass over each row (`native/kernels.cpp`).
 
 It covers post-norm encoder-decoders: the paper's and Marian's. Letters: R rows, L decoder layers, D d_model, V
 vocabulary, E = H (K + V), the width of one position's keys and values.

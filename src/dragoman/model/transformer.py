@@ -92,8 +92,8 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x [B, S, D], mask to [B, H, S, S] -> [B, S, D]."""
         x = self.self_attention_residual(x, lambda x: self.self_attention(x, x, x, mask))  # [B, S, D]
-        x = self.feed_forward_residual(x, self.feed_forward)  # [B, S, D]
-        return x
+        y: Tensor = self.feed_forward_residual(x, self.feed_forward)  # [B, S, D]
+        return y
 
 
 class Encoder(nn.Module):
@@ -144,8 +144,8 @@ class DecoderLayer(nn.Module):
         """x [B, T, D], memory [B, S, D], masks to [B, H, T, T] and [B, H, T, S] -> [B, T, D]."""
         x = self.self_attention_residual(x, lambda x: self.self_attention(x, x, x, mask))  # [B, T, D]
         x = self.cross_attention_residual(x, lambda x: self.cross_attention(x, memory, memory, memory_mask))
-        x = self.feed_forward_residual(x, self.feed_forward)  # [B, T, D]
-        return x
+        y: Tensor = self.feed_forward_residual(x, self.feed_forward)  # [B, T, D]
+        return y
 
     def start(self, memory: Tensor) -> LayerState:
         """memory [B, S, D] -> the state before the first token: its keys and values are projected once."""
