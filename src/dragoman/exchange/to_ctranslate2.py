@@ -1,7 +1,7 @@
 """`export --to ctranslate2`: our layers named in CTranslate2's own specification, and written by its own converter.
 
 The folder appends EOS to the source and starts the target by itself, so pieces in give pieces out. What must never be
-generated (padding, start token, bad words) gets a bias that no logit outweighs, since the format has no other place for it.
+generated (padding, start token, bad words) gets a bias that no logit outweighs: there is no other place for it.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def generation_defaults(export: Export) -> dict[str, Any]:
         "beam_size": 1 if greedy else decoding.beam_size,
         "length_penalty": exponents[decoding.penalty],
         "max_decoding_length": export.max_positions - 1,
-        "min_decoding_length": max(decoding.min_length, 1),
+        "min_decoding_length": max(decoding.min_length - 1, 0),  # ours counts EOS
         "no_repeat_ngram_size": decoding.no_repeat_ngram,
     }
 
