@@ -33,7 +33,7 @@ class DecodingConfig:
     min_p: float = 0.0
     """Sampling: leave out tokens below this share of the likeliest one's probability."""
     seed: int = 0
-    """Sampling: with the line's number it fixes that line's draws."""
+    """Sampling: with a line's own tokens it fixes that line's draws, wherever the line stands."""
     n_best: int = 1
     """Hypotheses returned for each line: the best of the beam, or as many independent samples."""
     max_extra: int = 50
