@@ -171,13 +171,13 @@ class Stream:
         return position.epoch + (position.window + min(1.0, position.batch / max(1, batches))) / self.windows
 
     def largest_batch(self) -> GlobalBatch:
-        """A batch of the longest pairs, as full as the budget allows: what needs the most memory of all.
+        """The batch that needs the most memory: of the longest pairs, as full as the budget allows.
 
         Training tries it first, so that memory fails at the start or never. Its pairs need not stand together in any
-        batch of the order.
+        batch of the order; where the corpus is too small to fill it, the hungriest batch of the first window is taken.
         """
         budget = self._tile_tokens()
-        longest = self._longest(2 * self.batch_tokens)
+        longest = self._longest(16 * self.batch_tokens)
         heights = np.maximum(self.src_lengths[longest], self.tgt_lengths[longest]).astype(np.int64) + 1
         tiles: list[Ids] = []
         left = self.batch_tokens
@@ -194,7 +194,16 @@ class Stream:
             tiles.append(longest[start : start + int(rows[best])])
             left -= int(areas[best])
             start += int(rows[best])
-        return self._batch(Position(), Position(), tiles)
+        return max([self._batch(Position(), Position(), tiles), *self._window(0, 0)], key=self._memory)
+
+    def _memory(self, batch: GlobalBatch) -> float:
+        """What the hungriest tile needs, in no particular unit: so much a token, and as much again for attention where
+        a row has some 512 of them."""
+        needs = [0.0]
+        for tile in batch.tiles:
+            src, tgt = padded(self.src_lengths, self.tgt_lengths, tile)
+            needs.append((src + tgt) * (1 + max(src, tgt) / len(tile) / 512))
+        return max(needs)
 
     def _longest(self, tokens: int) -> Ids:
         """Indices of the longest pairs that fit, longest first, enough of them to hold so many tokens."""
@@ -239,7 +248,7 @@ class Stream:
 
     def _resolve(self, places: Ids, epoch: int) -> Ids:
         """Pairs from their places in the epoch, in which each corpus stands as often as its weight says."""
-        if len(self._parts) == 1:
+        if len(self._parts) == 1 and self._parts[0].size == self._parts[0].pairs == len(self.src_lengths):
             return places
         indices = places.copy()
         which = np.searchsorted([part.end for part in self._parts], places, side="right")

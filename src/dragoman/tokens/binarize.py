@@ -184,6 +184,8 @@ class _Writer:
         }
         self._files: dict[str, IO[bytes]] = {}
         for name, size in _sizes(state, dtype.itemsize).items():
+            if not state.taken:  # a new file, not the old one emptied: a running training may have that one mapped
+                (out / name).unlink(missing_ok=True)
             file = (out / name).open("r+b" if state.taken else "w+b")
             file.truncate(size)
             file.seek(size)

@@ -176,21 +176,18 @@ class SentencePieceTokenizer(Tokenizer):
         self.pad_id, self.bos_id, self.eos_id = self._special_ids()
 
     def _special_ids(self) -> tuple[int, int, int]:
-        """Pad, BOS and EOS as the model itself names them; every one that is missing or typeable is told at once."""
+        """Pad, BOS and EOS as the model itself names them; every one that is missing is told at once.
+
+        SentencePiece gives -1 for a piece that is not a control piece, so that what is found no text can hold.
+        """
         problems = []
         found = []
         for name, use in (("pad", "padding"), ("bos", "the start of a sentence"), ("eos", "the end of a sentence")):
-            index = int(getattr(self._processor, f"{name}_id")())
-            found.append(index)
-            if not 0 <= index < len(self):
+            found.append(int(getattr(self._processor, f"{name}_id")()))
+            if not 0 <= found[-1] < len(self):
+                default = "there is none by default" if name == "pad" else "its piece not among user_defined_symbols"
                 problems.append(
-                    f"the SentencePiece model has no id for {use}: train it with --{name}_id (spm_train switches "
-                    f"{'padding off by default' if name == 'pad' else 'it off with -1'})"
-                )
-            elif not self._processor.is_control(index):
-                problems.append(
-                    f"{self.id_to_piece(index)!r}, the SentencePiece model's piece for {use}, is not a control piece, "
-                    "so that a text could hold it: train it without naming that piece a user-defined symbol"
+                    f"the SentencePiece model has no control piece for {use}: train it with --{name}_id ({default})"
                 )
         if problems:
             raise ModelError(problems)

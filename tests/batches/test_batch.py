@@ -1,0 +1,71 @@
+"""Batches as tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.batches.batch import Batch, collate, collate_lists
+from dragoman.tokens.paired import PairedIds
+
+PAD, BOS, EOS = 0, 2, 3
+ROWS = st.lists(st.tuples(*[st.lists(st.integers(4, 900), max_size=9)] * 2), min_size=1, max_size=12)
+
+
+def naive(rows: list[list[int]], before: list[int], after: list[int]) -> torch.Tensor:
+    full = [before + row + after for row in rows]
+    width = max(map(len, full))
+    return torch.tensor([row + [PAD] * (width - len(row)) for row in full])
+
+
+@given(rows=ROWS, data=st.data())
+def test_it_is_what_a_loop_gives(rows: list[tuple[list[int], list[int]]], data: st.DataObject) -> None:
+    src, tgt = ([row[side] for row in rows] for side in (0, 1))
+    chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=7))
+    batch = collate(PairedIds.from_lists(src, tgt), np.array(chosen), PAD, BOS, EOS)
+    assert torch.equal(batch.src, naive([src[row] for row in chosen], [], [EOS]))
+    assert torch.equal(batch.tgt_in, naive([tgt[row] for row in chosen], [BOS], []))
+    assert torch.equal(batch.tgt_out, naive([tgt[row] for row in chosen], [], [EOS]))
+    assert batch.n_tokens == int((batch.tgt_out != PAD).sum())
+    assert batch.indices.tolist() == chosen
+    assert {tensor.dtype for tensor in (batch.src, batch.tgt_in, batch.tgt_out)} == {torch.int64}
+    lists = collate_lists([src[row] for row in chosen], [tgt[row] for row in chosen], PAD, BOS, EOS)
+    assert torch.equal(lists.src, batch.src)
+    assert torch.equal(lists.tgt_in, batch.tgt_in)
+    assert torch.equal(lists.tgt_out, batch.tgt_out)
+
+
+def test_shifted_right() -> None:
+    batch = collate(PairedIds.from_lists([[5], [6, 7, 8]], [[9, 10], []]), np.array([0, 1]), PAD, BOS, EOS)
+    assert batch.src.tolist() == [[5, EOS, PAD, PAD], [6, 7, 8, EOS]]
+    assert batch.tgt_in.tolist() == [[BOS, 9, 10], [BOS, PAD, PAD]]
+    assert batch.tgt_out.tolist() == [[9, 10, EOS], [EOS, PAD, PAD]]
+    assert (len(batch), batch.n_tokens) == (2, 4)
+
+
+def test_other_special_ids() -> None:  # an imported model may start with its pad, and pad with its last id
+    data = PairedIds.from_lists([[5, 6], [7]], [[8], [9, 9]])
+    batch = collate(data, np.array([1, 0]), 11, 11, 0)
+    assert batch.src.tolist() == [[7, 0, 11], [5, 6, 0]]
+    assert batch.tgt_in.tolist() == [[11, 9, 9], [11, 8, 11]]
+    assert batch.tgt_out.tolist() == [[9, 9, 0], [8, 0, 11]]
+
+
+def test_no_rows() -> None:
+    for data in (PairedIds.from_lists([[5]], [[6]]), PairedIds.from_lists([], [])):
+        batch = collate(data, np.array([], dtype=np.int64), PAD, BOS, EOS)
+        assert batch.src.shape == batch.tgt_in.shape == batch.tgt_out.shape == (0, 1)
+        assert (len(batch), batch.n_tokens) == (0, 0)
+    assert collate_lists([], [], PAD, BOS, EOS).src.shape == (0, 1)
+
+
+def test_ids_of_a_memory_map_are_copied() -> None:
+    data = PairedIds.from_lists([[5, 6]], [[7]])
+    batch = collate(data, np.array([0]), PAD, BOS, EOS)
+    batch.src.zero_()
+    assert data.src(0).tolist() == [5, 6]
+    moved = batch.to("cpu")
+    assert isinstance(moved, Batch)
+    assert torch.equal(moved.tgt_out, batch.tgt_out)
