@@ -88,6 +88,10 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
         sync(path.parent)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, ModelError):
+            # A file of the folder could not be written; to the user it has the name that it was to have.
+            named = [problem.replace(str(temporary), str(path)) for problem in error.problems]
+            raise ModelError(named) from None
         if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
             raise _failure(path, error) from None
         raise

@@ -6,14 +6,15 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar, cast
 
+from dragoman.checkpoints import snapshots
 from dragoman.checkpoints.atomic import LITTER
 from dragoman.checkpoints.store import CONFIG, METRICS, TRAINING, WEIGHTS
+from dragoman.checkpoints.weights import load_tensors
 from dragoman.config import tree_of
 from dragoman.errors import ConfigError, ModelError
-from dragoman.run import RunConfig
-from dragoman.training.options import LENGTHS_AND_INTERVALS
+from dragoman.training.options import LENGTHS_AND_INTERVALS, TrainingConfig
 
 RESETS = ("step", "optimizer", "schedule", "data")
 """What `--reset` may name."""
@@ -27,6 +28,16 @@ _FREED = {
 """Keys that may change where something that depends on them is reset."""
 
 
+class HasTraining(Protocol):
+    """A run's config, of which only this is known here."""
+
+    @property
+    def training(self) -> TrainingConfig: ...
+
+
+Config = TypeVar("Config", bound=HasTraining)
+
+
 def claim(out: Path, *, resume: bool, force: bool) -> None:
     """See that a run may write to `out`, and with `force` clear an earlier run away. Raises ModelError where not.
 
@@ -34,7 +45,10 @@ def claim(out: Path, *, resume: bool, force: bool) -> None:
     """
     if out.exists() and not out.is_dir():
         raise ModelError(f"{out} is a file; a model is a folder: choose another --out")
-    if resume or not out.exists():
+    if not out.exists():
+        return
+    if resume:
+        _refuse_average(out)
         return
     names = sorted(path.name for path in out.iterdir() if not path.name.startswith(LITTER))
     if not names:
@@ -56,19 +70,34 @@ def claim(out: Path, *, resume: bool, force: bool) -> None:
             path.unlink()
 
 
-def continued(saved: RunConfig, asked: RunConfig, reset: frozenset[str] = frozenset()) -> RunConfig:
+def _refuse_average(out: Path) -> None:
+    if (out / WEIGHTS).exists() and not snapshots.folders(out) and "average_of" in load_tensors(out / WEIGHTS)[1]:
+        raise ModelError(
+            f"{out} is an average of checkpoints: no optimiser belongs to it, so it cannot be resumed; "
+            f"start a new run from it with --from {out}"
+        )
+
+
+def continued(saved: Config, asked: Config, reset: frozenset[str] = frozenset()) -> Config:
     """The config to go on with: what is asked for, where it differs from what was saved in nothing but lengths and
     intervals, and in what depends on something that is `reset`. Raises ConfigError with every other key.
+
+    What was left to us, such as the precision, stays as it was chosen.
     """
-    if asked.training.precision == "auto":
-        asked = replace(asked, training=replace(asked.training, precision=saved.training.precision))
-    before, after = dict(_leaves(tree_of(saved))), dict(_leaves(tree_of(asked)))
+    before, now = saved.training, asked.training
+    now = replace(
+        now,
+        precision=before.precision if now.precision == "auto" else now.precision,
+        lanes=before.lanes if now.lanes == 0 else now.lanes,
+    )
+    asked = cast("Config", replace(cast("Any", asked), training=now))
+    old, new = dict(_leaves(tree_of(saved))), dict(_leaves(tree_of(asked)))
     allowed = {f"training.{name}" for name in LENGTHS_AND_INTERVALS}
     freed = tuple(prefix for what in reset for prefix in _FREED[what])
     problems = [
-        f"{key} was {_shown(before, key)} and is now {_shown(after, key)}"
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key)
+        f"{key} was {_shown(old, key)} and is now {_shown(new, key)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
         and key not in allowed
         and key not in ("preset", "format_version")
         and not key.startswith(("decoding.", *freed))

@@ -73,7 +73,9 @@ def load_into(model: nn.Module, tensors: Mapping[str, Tensor], where: str, vocab
     _, tied = unique(own)
     problems = []
     for name, target in own.items():
-        given = tensors.get(name, tensors.get(tied.get(name, name)))
+        if name in tied and name not in tensors:
+            continue  # its first name answers for it
+        given = tensors.get(name)
         if given is None:
             partners = [other for other, first in tied.items() if first == name]
             if not any(other in tensors for other in partners):
