@@ -28,7 +28,7 @@ from dragoman.checkpoints.atomic import write_folder
 from dragoman.checkpoints.average import average_weights
 from dragoman.checkpoints.metrics import Metrics
 from dragoman.checkpoints.weights import load_into, load_tensors, save_tensors
-from dragoman.errors import ModelError, TrainingError
+from dragoman.errors import TrainingError
 from dragoman.run import RunConfig
 from dragoman.scores.metrics import bleu, chrf
 from dragoman.text.clean import training_pairs
@@ -100,7 +100,12 @@ class Run:
     ) -> None:
         """Prepare: tokenizer, binarised data, model. The folder `out` is made, and is not yet a model."""
         self.world = parallel.join(device)
-        training = replace(config.training, precision=choose(config.training.precision, self.world.device))
+        training = replace(
+            config.training,
+            precision=choose(config.training.precision, self.world.device),
+            # Sums depend on their order, so a run keeps the number that it began with.
+            lanes=config.training.lanes or torch.get_num_threads(),
+        )
         self.config = replace(config, training=training)
         self.out, self.observer = out, observer
         self.metrics = Metrics(out / store.METRICS)
@@ -206,7 +211,6 @@ class Run:
         """Go on from the newest intact checkpoint, but for what `reset` names. Says what was restored."""
         snapshot = snapshots.newest_intact(self.out, self.say)
         if snapshot is None:
-            self._refuse_average()
             self.say(f"{self.out} has no checkpoint yet: training starts from the beginning")
             if self.world.is_first and self.metrics.path.exists():
                 self.metrics.go_back_to(0)
@@ -240,14 +244,6 @@ class Run:
             + f"; going on after step {self.loop.step} at epoch {position.epoch}, batch {position.batch}, "
             f"learning rate {self.loop.rate():.3g}"
         )
-
-    def _refuse_average(self) -> None:
-        weights = self.out / store.WEIGHTS
-        if weights.exists() and "average_of" in load_tensors(weights)[1]:
-            raise ModelError(
-                f"{self.out} is an average of checkpoints: no optimiser belongs to it, so it cannot be resumed; "
-                f"start a new run from it with --from {self.out}"
-            )
 
     # -- training ----------------------------------------------------------------------------------------------------
 

@@ -34,8 +34,8 @@ class TrainingConfig:
     """Micro-batches that each device cuts its share of an update into: less memory, the same result."""
     workers: int = 0
     """Threads that prepare batches ahead of the update; the result does not depend on their number."""
-    lanes: int = 1
-    """Threads that share each update on a CPU, every one with its share of the cores."""
+    lanes: int = 0
+    """Threads on a CPU that each compute a part of every update, with one core each; 0: one for each core."""
     seed: int = 1
     """Of initial weights, order of batches and dropout."""
     label_smoothing: float = 0.1
@@ -85,7 +85,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         counts = (
-            *("max_steps", "max_epochs", "batch_tokens", "accumulation", "lanes", "log_every", "validate_every"),
+            *("max_steps", "max_epochs", "batch_tokens", "accumulation", "log_every", "validate_every"),
             *("save_every", "keep_last", "keep_best", "average_last", "patience", "max_skipped"),
         )
         wrong = [
@@ -93,8 +93,11 @@ class TrainingConfig:
             for name in counts
             if (value := getattr(self, name)) is not None and value < 1
         ]
-        if self.workers < 0:
-            wrong.append(f"workers must not be negative, not {self.workers}")
+        wrong += [
+            f"{name} must not be negative, not {value}"
+            for name in ("workers", "lanes")
+            if (value := getattr(self, name)) < 0
+        ]
         if not 0.0 <= self.label_smoothing < 1.0:
             wrong.append(f"label_smoothing must be at least 0 and below 1, not {self.label_smoothing}")
         if self.ema is not None and not 0.0 < self.ema < 1.0:
