@@ -28,6 +28,7 @@ from dragoman.checkpoints.atomic import write_folder
 from dragoman.checkpoints.average import average_weights
 from dragoman.checkpoints.metrics import Metrics
 from dragoman.checkpoints.weights import load_into, load_tensors, save_tensors
+from dragoman.decoding.options import DecodingConfig
 from dragoman.errors import TrainingError
 from dragoman.run import RunConfig
 from dragoman.scores.metrics import bleu, chrf
@@ -41,6 +42,7 @@ from dragoman.training.feed import Feed, Ids
 from dragoman.training.loop import SIGNALS, Loop, Report
 from dragoman.training.precision import choose
 from dragoman.training.validation import DevSet
+from dragoman.translator import Translator
 
 
 @dataclass(frozen=True)
@@ -328,13 +330,11 @@ class Run:
         dev = Dev(self.loop.step, loss.loss, loss.nll, loss.perplexity)
         if not training.validate_bleu:
             return dev
-        from dragoman.translator import Translator
-
         model.eval()
         pairs = self._dev_pairs()
-        translator = Translator(model, self.tokenizer, self.config)
+        translator = Translator(model, self.tokenizer, replace(self.config, decoding=DecodingConfig(greedy=True)))
         texts = []
-        for translation in translator.stream((pair.src for pair in pairs), greedy=True):
+        for translation in translator.stream(pair.src for pair in pairs):
             texts.append(translation.text)
             beat()
         references = [pair.tgt for pair in pairs]
