@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dragoman.decoding.constraints import NEVER, Constraints
 from dragoman.decoding.length import bound, score
 from dragoman.decoding.options import Penalty
-from dragoman.decoding.search import Advance, Hypothesis, grown, joined, run
+from dragoman.decoding.search import Advance, Best, Hypothesis, grown, joined, run
 
 # Columns of a finished hypothesis; float64 holds each of them exactly enough.
 SCORE, LOG_PROB, LENGTH, CANDIDATE, FINISHED = range(5)
@@ -77,8 +78,20 @@ class BeamSearch:
 
     def advance(self, logits: Tensor) -> Advance:
         """logits [B * N, V] -> the rows that go on, N for each sentence that is not done."""
+        return self._extend(*self._candidates(logits.float().view(*self.newest.shape, -1)))
+
+    def barred(self) -> np.ndarray | None:
+        """[B * N, n] int32: what `Best` must leave out, ending in -1; None where the rules need all logits."""
+        return self.constraints.barred(self.lengths, self.newest.size(1))
+
+    def advance_best(self, best: Best) -> Advance:
+        """As `advance`, from the `n_candidates` likeliest tokens of each row that are not barred."""
+        token_log_probs = (best.logits - best.totals[:, None]).view(*self.newest.shape, -1)  # [B, N, k]
+        return self._extend(*self._ranked(best.tokens.long().clamp(min=0).view_as(token_log_probs), token_log_probs))
+
+    def _extend(self, parents: Tensor, tokens: Tensor, token_log_probs: Tensor, log_probs: Tensor) -> Advance:
+        """Candidates [B, C] as `_ranked` gives them -> the rows that go on."""
         B, width = self.newest.shape
-        parents, tokens, token_log_probs, log_probs = self._candidates(logits.float().view(B, width, -1))
         ended = tokens == self.constraints.eos_id  # [B, C]
 
         # The trellis gets its next step, which for each sentence is at its own length.
@@ -133,7 +146,11 @@ class BeamSearch:
         allowed = self.constraints.apply(logits, self.lengths, self.history)
         k = min(self.n_candidates, V)
         best, tokens = allowed.topk(k, dim=-1) if k > 1 else allowed.max(dim=-1, keepdim=True)  # [B, N, k]
-        token_log_probs = best - total  # [B, N, k]
+        return self._ranked(tokens, best - total)
+
+    def _ranked(self, tokens: Tensor, token_log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The k best tokens of each hypothesis and their log-probabilities, both [B, N, k] -> as `_candidates`."""
+        k = tokens.size(2)
         sums = (self.log_probs[..., None] + token_log_probs).flatten(1)  # [B, N * k]
         c = min(self.n_candidates, sums.size(1))
         log_probs, index = sums.topk(c, dim=-1) if c > 1 else sums.max(dim=-1, keepdim=True)  # [B, C]

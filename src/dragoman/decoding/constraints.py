@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,6 +71,21 @@ class Constraints:
     def needs_history(self) -> bool:
         """Whether `apply` must be given the tokens so far."""
         return self.no_repeat_ngram > 0 or bool(self.banned_sequences)
+
+    def barred(self, lengths: Tensor, width: int) -> np.ndarray | None:
+        """The same rules as a list of tokens for each of `width` rows a sentence, [B * width, n] int32, ending in -1.
+
+        None where a rule depends on more than a length: then only `apply` can tell.
+        """
+        if self.needs_history or self.has_prefix:
+            return None
+        rows = lengths.size(0) * width
+        barred = np.full((rows, self.banned.size(0) + 2), -1, dtype=np.int32)
+        barred[:, : self.banned.size(0)] = self.banned.numpy()
+        if self.has_min_length:
+            too_short = (lengths + 1 < self.min_length).numpy().repeat(width)
+            barred[too_short, self.banned.size(0)] = self.eos_id
+        return barred
 
     def select(self, sentences: Tensor) -> Constraints:
         """The rules of those sentences [B'], in that order."""

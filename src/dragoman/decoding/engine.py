@@ -15,11 +15,12 @@ from torch import Tensor
 
 from dragoman.decoding.beam import BeamSearch
 from dragoman.decoding.constraints import Constraints
+from dragoman.decoding.continuous import ContinuousDecoder
 from dragoman.decoding.force import cut, mask_of, padded
 from dragoman.decoding.greedy import Choice, Likeliest, PathSearch
 from dragoman.decoding.options import DecodingConfig
 from dragoman.decoding.sampling import Draw, Filter, path_seed
-from dragoman.decoding.search import Hypothesis, evaluating, run
+from dragoman.decoding.search import Hypothesis, Search, evaluating, run
 from dragoman.decoding.speculative import Speculation
 
 
@@ -63,19 +64,32 @@ def decode(
     """
     if draft is not None:
         return [_speculated(model, draft, job, options, rules, device) for job in jobs]
-    width = options.n_best if options.sample else 1 if options.greedy else options.beam_size
-    results: list[list[Hypothesis]] = [[] for _ in jobs]
-    for batch in cut([len(job.src) for job in jobs], max(1, options.batch_tokens // width)):
-        for index, found in zip(batch, _search([jobs[i] for i in batch], model, options, rules, device), strict=True):
-            results[index] = found
-    return results
+    copies = options.n_best if options.sample else 1
+    width = copies if options.sample or options.greedy else options.beam_size
+    if isinstance(model, ContinuousDecoder):
+
+        def make_search(numbers: list[int]) -> tuple[Search, Tensor | None]:
+            return _search_of(jobs, numbers, options, rules, None)
+
+        found = model.run(jobs, make_search, width, options.batch_tokens)
+    else:
+        found = {}
+        for batch in cut([len(job.src) for job in jobs], max(1, options.batch_tokens // width)):
+            sources = [jobs[i].src for i in batch]
+            search, rows = _search_of(jobs, batch, options, rules, device)
+            src, src_mask = padded(sources, rules.pad_id, device), mask_of(sources, device)
+            found |= run(model, src, src_mask, search, rows)
+    if not options.sample:
+        return [found[i] for i in range(len(jobs))]
+    return [[found[i * copies + sample][0] for sample in range(copies)] for i in range(len(jobs))]
 
 
 def unroll(
     model: Any, job: Job, options: DecodingConfig, rules: Rules, *, device: torch.device | str | None = None
 ) -> Iterator[list[int]]:
     """Greedy search of one job, giving the tokens so far after each step; the last list is the whole hypothesis."""
-    src, src_mask, caps, constraints = _tensors([job], options, rules, device, 1)
+    src, src_mask = padded([job.src], rules.pad_id, device), mask_of([job.src], device)
+    caps, constraints = _rules_of([job], options, rules, device)
     search = PathSearch([0], caps, constraints, Likeliest(), bos_id=rules.bos_id)
     with torch.no_grad(), evaluating(model):
         state = model.start(src, src_mask)
@@ -88,15 +102,22 @@ def unroll(
             yield search.path_tokens[0, : int(search.lengths[0])].tolist()
 
 
-def _search(
-    jobs: Sequence[Job], model: Any, options: DecodingConfig, rules: Rules, device: torch.device | str | None
-) -> list[list[Hypothesis]]:
-    """One batch, whole."""
-    copies = options.n_best if options.sample else 1
-    src, src_mask, caps, constraints = _tensors(jobs, options, rules, device, copies)
+def _search_of(
+    jobs: Sequence[Job],
+    numbers: Sequence[int],
+    options: DecodingConfig,
+    rules: Rules,
+    device: torch.device | str | None,
+) -> tuple[Search, Tensor | None]:
+    """The search of the jobs with these numbers, and [R] the place in `numbers` of each row, where that differs.
+
+    Its keys are the jobs' numbers; where each job has several samples, sample s of job i has the key i * samples + s.
+    """
+    chosen = [jobs[i] for i in numbers]
     if not options.greedy and not options.sample:
+        caps, constraints = _rules_of(chosen, options, rules, device)
         beams = BeamSearch(
-            range(len(jobs)),
+            numbers,
             caps,
             constraints,
             beam_size=options.beam_size,
@@ -105,16 +126,17 @@ def _search(
             penalty=options.penalty,
             n_best=options.n_best,
         )
-        found = run(model, src, src_mask, beams)
-        return [found[i] for i in range(len(jobs))]
+        return beams, None
+    copies = options.n_best if options.sample else 1
     choice: Choice = Likeliest()
     rows: Tensor | None = None
     if options.sample:
-        seeds = [path_seed(options.seed, job.src, sample) for job in jobs for sample in range(copies)]
+        seeds = [path_seed(options.seed, job.src, sample) for job in chosen for sample in range(copies)]
         choice = Draw(torch.tensor(seeds, dtype=torch.long, device=device), filter_of(options))
-        rows = torch.arange(len(jobs), device=device).repeat_interleave(copies) if copies > 1 else None
+        rows = torch.arange(len(chosen), device=device).repeat_interleave(copies) if copies > 1 else None
+    caps, constraints = _rules_of([job for job in chosen for _ in range(copies)], options, rules, device)
     paths = PathSearch(
-        range(len(jobs) * copies),
+        [i * copies + sample for i in numbers for sample in range(copies)],
         caps,
         constraints,
         choice,
@@ -122,8 +144,7 @@ def _search(
         alpha=options.alpha,
         penalty=options.penalty,
     )
-    found = run(model, src, src_mask, paths, rows)
-    return [[found[i * copies + sample][0] for sample in range(copies)] for i in range(len(jobs))]
+    return paths, rows
 
 
 def filter_of(options: DecodingConfig) -> Filter:
@@ -131,31 +152,30 @@ def filter_of(options: DecodingConfig) -> Filter:
     return Filter(options.temperature, options.top_k, options.top_p, options.min_p)
 
 
-def _tensors(
-    jobs: Sequence[Job], options: DecodingConfig, rules: Rules, device: torch.device | str | None, copies: int
-) -> tuple[Tensor, Tensor, Tensor, Constraints]:
-    """src and src_mask [B, S], then caps and constraints for `copies` rows of each job."""
-    sources = [job.src for job in jobs]
-    repeated = [job for job in jobs for _ in range(copies)]
-    caps = torch.tensor([job.cap for job in repeated], dtype=torch.long, device=device)
+def _rules_of(
+    jobs: Sequence[Job], options: DecodingConfig, rules: Rules, device: torch.device | str | None
+) -> tuple[Tensor, Constraints]:
+    """Caps [R] and constraints of R jobs."""
+    caps = torch.tensor([job.cap for job in jobs], dtype=torch.long, device=device)
     constraints = Constraints.of(
         rules.eos_id,
-        len(repeated),
+        len(jobs),
         banned=rules.banned,
         banned_sequences=rules.banned_sequences,
         min_length=options.min_length,
-        prefixes=[job.prefix for job in repeated],
+        prefixes=[job.prefix for job in jobs],
         no_repeat_ngram=options.no_repeat_ngram,
         device=device,
     )
-    return padded(sources, rules.pad_id, device), mask_of(sources, device), caps, constraints
+    return caps, constraints
 
 
 def _speculated(
     model: Any, draft: Any, job: Job, options: DecodingConfig, rules: Rules, device: torch.device | str | None
 ) -> list[Hypothesis]:
     """One job by speculative decoding, in as many samples as are asked for."""
-    src, src_mask, _, constraints = _tensors([job], options, rules, device, 1)
+    src, src_mask = padded([job.src], rules.pad_id, device), mask_of([job.src], device)
+    _, constraints = _rules_of([job], options, rules, device)
     found = []
     with torch.no_grad(), evaluating(model), evaluating(draft):
         for sample in range(options.n_best if options.sample else 1):

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dragoman.decoding.constraints import NEVER, Constraints
 from dragoman.decoding.options import Penalty
-from dragoman.decoding.search import Advance, Hypothesis, grown, joined, run
+from dragoman.decoding.search import Advance, Best, Hypothesis, grown, joined, run
 
 
 class Choice(Protocol):
@@ -78,16 +79,31 @@ class PathSearch:
     def tokens(self) -> Tensor:
         return self.newest
 
+    @property
+    def n_candidates(self) -> int:
+        """Greedy search looks at one token of each path, a draw at all of them."""
+        return 1 if isinstance(self.choice, Likeliest) else 0
+
+    def barred(self) -> np.ndarray | None:
+        """[R, n] int32: what `Best` must leave out, ending in -1; None where all logits are needed."""
+        return self.constraints.barred(self.lengths, 1) if self.n_candidates else None
+
+    def advance_best(self, best: Best) -> Advance:
+        """As `advance`, from the likeliest token of each path that is not barred."""
+        return self._extend(best.tokens[:, 0].long().clamp(min=0), best.logits[:, 0] - best.totals)
+
     def advance(self, logits: Tensor) -> Advance:
         """logits [R, V] -> the rows that go on: those that are not done, in place."""
-        R = logits.size(0)
         logits = logits.float()
         allowed = self.constraints.apply(logits[:, None], self.lengths, self.path_tokens[:, None])[:, 0]  # [R, V]
         tokens = self.choice.choose(allowed, self.lengths)  # [R]
         chosen = allowed.gather(1, tokens[:, None])[:, 0]  # [R]
-        log_probs = chosen - logits.logsumexp(-1)  # [R], over the whole vocabulary
-        stuck = chosen == NEVER  # [R] the rules left nothing to choose
+        return self._extend(tokens, chosen - logits.logsumexp(-1))
 
+    def _extend(self, tokens: Tensor, log_probs: Tensor) -> Advance:
+        """The next tokens [R] and their log-probabilities over the whole vocabulary -> the rows that go on."""
+        R = tokens.size(0)
+        stuck = log_probs == NEVER  # [R] the rules left nothing to choose
         room = int(self.lengths.max()) + 1
         self.path_tokens = grown(self.path_tokens, room)
         self.path_log_probs = grown(self.path_log_probs, room)

@@ -84,7 +84,7 @@ class Draw:
 def pick(weights: Tensor, u: Tensor) -> Tensor:
     """weights [R, n] >= 0 and u [R] in [0, 1) -> [R]: index i with probability weights[i] / sum."""
     cumulative = weights.cumsum(dim=-1)  # [R, n]
-    total = cumulative[:, -1:]
+    total = cumulative[:, -1:].contiguous()
     found = torch.searchsorted(cumulative, u[:, None] * total, right=True)  # the first whose sum is above
     # Rounding can carry u * total to the total itself, past the last token that has any weight.
     last = torch.searchsorted(cumulative, total, right=False)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,6 +56,22 @@ class Advance:
     """The sentences that left, by key, each with its hypotheses, best first."""
 
 
+class Best(Protocol):
+    """The likeliest tokens of R rows, from a model that need not write out all logits."""
+
+    @property
+    def logits(self) -> Tensor:
+        """[R, k], descending."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """[R, k] which those are."""
+
+    @property
+    def totals(self) -> Tensor:
+        """[R] the logarithm of the sum of exponentials over the whole vocabulary."""
+
+
 class Search(Protocol):
     """R rows of hypotheses that belong to the sentences in flight, in the order of the model's state."""
 
@@ -69,7 +86,16 @@ class Search(Protocol):
     def advance(self, logits: Tensor) -> Advance:
         """logits [R, V] of the next token: extend every sentence by one, let go of those that are done."""
 
-    def join(self, other: Self) -> None:
+    n_candidates: int
+    """How many tokens of each row `advance_best` looks at; 0 where it must see all."""
+
+    def barred(self) -> np.ndarray | None:
+        """[R, n] int32: tokens that `advance_best` must not be shown, each row ending in -1; None: use `advance`."""
+
+    def advance_best(self, best: Best) -> Advance:
+        """As `advance`, from the `n_candidates` likeliest tokens of each row."""
+
+    def join(self, other: Any) -> None:
         """Take in the sentences of `other`, whose rows come after ours; both must have the same rows per sentence."""
 
 

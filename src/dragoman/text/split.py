@@ -1,87 +1,115 @@
-"""Train, dev and test without leaks, the same for the same input.
+"""Lines too long for a model: cut into pieces that fit, and put together again. No character but spaces is lost.
 
-Two sentences count as one where they agree without case, punctuation and spaces: no source and no target, so compared,
-stands in two splits. Which sources are tested is drawn by the hash of the source, never by length or quality.
+Sentences first, by a library that knows the abbreviations of some three hundred languages; within a sentence that is
+still too long after punctuation, from the strongest down; then at spaces; and where there is none, between characters.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from hashlib import sha256
 
-from dragoman.errors import DataError
+Count = Callable[[Sequence[str]], Sequence[int]]
+"""How many tokens each of some texts has."""
 
-Key = Callable[[str], str]
+# Where a sentence may be cut, the best place first: each pattern matches what stays at the end of a part.
+_CUTS = (
+    re.compile(r"[.!?…。！？]+[\"'”’»)\]）」』]*\s+|[。！？]+[\"'”’»)\]）」』]*"),
+    re.compile(r"[;:]\s+|[；：]"),
+    re.compile(r"[,،–—]\s+|[，、]"),
+    re.compile(r"\s+"),
+)
+# Letters and marks of scripts that put no space between sentences: CJK punctuation and full-width forms, kana, Han.
+_NO_SPACE = re.compile(
+    "[\u2e80-\u2fff\u3000-\u30ff\u31c0-\u31ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]"
+)
+_JOINER = "\u200d"
 
 
-def tidy(text: str) -> str:
-    """A sentence as corpora are written: NFC, no U+200B, every run of white space one space, none at the ends."""
-    return " ".join(unicodedata.normalize("NFC", text).replace("\u200b", "").split())
+def sentences(text: str, lang: str = "") -> list[str]:
+    """The sentences of a text; joined, they are the text."""
+    import sentencex
+
+    # The library cuts texts at line feeds, which a line of ours has none of. It takes two-letter codes; for one that it
+    # does not know it has rules that do for most.
+    return list(sentencex.segment(lang.replace("_", "-").split("-")[0].lower() or "en", text))
 
 
-def leak_key(text: str) -> str:
-    """What two sentences are compared by: their letters and digits, folded, and nothing else.
+def split(text: str, limit: int, count: Count, lang: str = "") -> list[str]:
+    """Pieces of at most `limit` tokens by `count`, a sentence each where it fits. No piece is blank.
 
-    Coarser than it need be (it drops combining vowel signs too), so that it finds what any gentler comparison finds.
+    A single character of more than `limit` tokens is a piece all the same.
     """
-    return "".join(character for character in unicodedata.normalize("NFC", text.casefold()) if character.isalnum())
+    whole = sentences(text, lang)
+    pieces: list[str] = []
+    for sentence, n in zip(whole, count(whole), strict=True):
+        pieces += [sentence] if n <= limit else _cut(sentence, limit, count, 0)
+    return [piece.strip(" ") for piece in pieces if piece.strip()]
 
 
-@dataclass(frozen=True)
-class Split:
-    """Row numbers of each split. A row of dev or test is a source with all its references, so a list of rows."""
+def join(pieces: Sequence[str]) -> str:
+    """Translated pieces as one line: a space between them, but none beside Chinese or Japanese."""
+    text = ""
+    for piece in pieces:
+        if text and piece and not (_NO_SPACE.match(text[-1]) or _NO_SPACE.match(piece[0])):
+            text += " "
+        text += piece
+    return text
 
-    train: list[int]
-    dev: list[list[int]]
-    test: list[list[int]]
+
+def _cut(text: str, limit: int, count: Count, level: int) -> list[str]:
+    """`text`, which is too long, in parts that are not: as few cuts as the places of this `level` allow."""
+    if level == len(_CUTS):
+        return _between_characters(text, limit, count)
+    parts = _parts(text, _CUTS[level])
+    if len(parts) == 1:
+        return _cut(text, limit, count, level + 1)
+    pieces: list[str] = []
+    packed, size = "", 0
+    for part, n in zip(parts, count(parts), strict=True):
+        if packed and size + n > limit:
+            pieces += _checked(packed, limit, count, level)
+            packed, size = "", 0
+        packed, size = packed + part, size + n
+    return pieces + _checked(packed, limit, count, level)
 
 
-def split(
-    rows: Sequence[tuple[str, str]],
-    *,
-    n_test: int = 1000,
-    n_dev: int = 1000,
-    src_key: Key = leak_key,
-    tgt_key: Key = leak_key,
-) -> Split:
-    """Draw test, then dev, from `rows` (source, target), each row once; train is what leaks into neither.
+def _checked(packed: str, limit: int, count: Count, level: int) -> list[str]:
+    """Parts that stand together, once more counted: together they may have more tokens than one by one."""
+    return [packed] if count([packed])[0] <= limit else _cut(packed, limit, count, level + 1)
 
-    Sources are taken in the order of the SHA-256 of their key. One is passed over where a target of it is already in
-    the other set. Its references are the targets of its first spelling, in the order of the rows. Raises DataError
-    where the corpus has too few distinct sources to leave any for training.
-    """
-    src_keys = [src_key(src) for src, _ in rows]
-    tgt_keys = [tgt_key(tgt) for _, tgt in rows]
-    of_source: dict[str, list[int]] = {}
-    for row, key in enumerate(src_keys):
-        of_source.setdefault(key, []).append(row)
-    if len(of_source) <= n_test + n_dev:
-        raise DataError(
-            f"the corpus has {len(of_source):,} distinct sources, too few to draw {n_test:,} for test and {n_dev:,} "
-            "for dev and train on the rest"
-        )
-    drawn = iter(sorted(of_source, key=lambda key: sha256(key.encode("utf-8")).hexdigest()))
-    taken: set[str] = set()
-    targets: set[str] = set()
 
-    def draw(n: int) -> list[list[int]]:
-        before = frozenset(targets)
-        chosen: list[list[int]] = []
-        for key in drawn:
-            here = of_source[key]
-            if before and any(tgt_keys[row] in before for row in here):
-                continue
-            taken.add(key)
-            targets.update(tgt_keys[row] for row in here)
-            first = rows[here[0]][0]
-            chosen.append([row for row in here if rows[row][0] == first])
-            if len(chosen) == n:
-                break
-        return chosen
+def _parts(text: str, place: re.Pattern[str]) -> list[str]:
+    """The text cut after each match."""
+    ends = [match.end() for match in place.finditer(text)]
+    if not ends or ends[-1] != len(text):
+        ends.append(len(text))
+    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False) if start < end]
 
-    test = draw(n_test)
-    dev = draw(n_dev)
-    train = [row for row in range(len(rows)) if src_keys[row] not in taken and tgt_keys[row] not in targets]
-    return Split(train, dev, test)
+
+def _between_characters(text: str, limit: int, count: Count) -> list[str]:
+    """Parts of as many characters as fit, but none that tears a character from its accents."""
+    pieces: list[str] = []
+    start = 0
+    while start < len(text):
+        low, high = 1, min(len(text) - start, 8 * limit)  # low always fits, or is the least there is
+        while low < high:
+            middle = (low + high + 1) // 2
+            if count([text[start : start + middle]])[0] <= limit:
+                low = middle
+            else:
+                high = middle - 1
+        end = start + low
+        while end < len(text) and end > start + 1 and _clings(text, end):
+            end -= 1
+        if end == start + 1 and _clings(text, end):  # one character with more marks than fit: torn after all
+            end = start + low
+        pieces.append(text[start:end])
+        start = end
+    return pieces
+
+
+def _clings(text: str, at: int) -> bool:
+    """Whether the character at `at` belongs to the one before it."""
+    return unicodedata.category(text[at]) in ("Mn", "Mc", "Me", "Cf") or text[at - 1] == _JOINER

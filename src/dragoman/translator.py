@@ -1,0 +1,508 @@
+"""Text in, text out: long lines split, tokens, search, text again, and the order restored.
+
+A `Translator` holds a model, its tokenizer and the run's config. It changes none of them, so threads can share it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+
+from dragoman.decoding.engine import Job, Rules, decode, unroll
+from dragoman.decoding.length import score as score_of
+from dragoman.decoding.options import DecodingConfig
+from dragoman.errors import ConfigError, DataError
+from dragoman.text.corpus import DataConfig
+from dragoman.text.normalise import is_blank
+from dragoman.text.split import join, split
+
+if TYPE_CHECKING:
+    from dragoman.decoding.search import Hypothesis as TokenHypothesis
+    from dragoman.tokens.tokenizer import Tokenizer
+
+log = logging.getLogger("dragoman")
+
+Precision = Literal["float32", "bfloat16", "int8"]
+
+CHUNK = 4096
+"""Most lines that `stream` holds at once; it starts with a few, so that the first answers come soon."""
+FIRST_CHUNK = 64
+CHUNK_CHARACTERS = 4_000_000
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One translation of a line."""
+
+    text: str
+    score: float
+    """log_prob divided by the length penalty."""
+    log_prob: float
+    """Natural logarithm of the model's probability of the tokens."""
+    length: int
+    """Tokens, EOS included."""
+    finished: bool
+    """False where the length cap came before EOS."""
+    tokens: list[str]
+    """Pieces, with EOS at the end when finished."""
+    token_log_probs: list[float]
+    alignment: list[tuple[int, int]] | None = None
+    """(source token, target token) pairs where asked for, both counted from 0."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as JSON has them; `alignment` only where it was asked for."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if self.alignment is None:
+            del fields["alignment"]
+        return fields
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What became of one line. `text` to `token_log_probs` are those of the first hypothesis."""
+
+    line: int
+    """Counted from 1."""
+    source: str
+    """As it was given."""
+    hypotheses: list[Hypothesis]
+    """Best first, or samples in the order of their draws; none for a blank line."""
+    truncated: bool = False
+    """Whether the end of the source was left out (`long_input = "truncate"`)."""
+    pieces: int = 1
+    """How many parts the line was translated in."""
+    source_tokens: list[str] | None = None
+    """What an alignment counts; None where none was asked for."""
+
+    @property
+    def text(self) -> str:
+        return self.hypotheses[0].text if self.hypotheses else ""
+
+    @property
+    def score(self) -> float | None:
+        return self.hypotheses[0].score if self.hypotheses else None
+
+    @property
+    def log_prob(self) -> float | None:
+        return self.hypotheses[0].log_prob if self.hypotheses else None
+
+    @property
+    def length(self) -> int:
+        return self.hypotheses[0].length if self.hypotheses else 0
+
+    @property
+    def finished(self) -> bool:
+        return self.hypotheses[0].finished if self.hypotheses else True
+
+    @property
+    def tokens(self) -> list[str]:
+        return self.hypotheses[0].tokens if self.hypotheses else []
+
+    @property
+    def token_log_probs(self) -> list[float]:
+        return self.hypotheses[0].token_log_probs if self.hypotheses else []
+
+    @property
+    def alignment(self) -> list[tuple[int, int]] | None:
+        return self.hypotheses[0].alignment if self.hypotheses else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object of `translate --json`."""
+        found = {
+            "line": self.line,
+            "source": self.source,
+            "text": self.text,
+            "score": self.score,
+            "log_prob": self.log_prob,
+            "length": self.length,
+            "finished": self.finished,
+            "tokens": self.tokens,
+            "token_log_probs": self.token_log_probs,
+            "hypotheses": [hypothesis.as_dict() for hypothesis in self.hypotheses],
+            "truncated": self.truncated,
+            "pieces": self.pieces,
+        }
+        if self.source_tokens is not None:
+            found["source_tokens"] = self.source_tokens
+        return found
+
+
+Target = str | Sequence[str] | Hypothesis | Translation
+"""A text, or the pieces of one, or something translated: the latter two are scored token for token as they stand."""
+
+
+class Settings(Protocol):
+    """The part of a run's config that translating needs."""
+
+    @property
+    def data(self) -> DataConfig: ...
+
+    @property
+    def decoding(self) -> DecodingConfig: ...
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """The config of a translator that was given none."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How one line is translated: the pieces in order."""
+
+    jobs: list[Job] = field(default_factory=list)
+    truncated: bool = False
+
+
+class Translator:
+    """A model that takes text and gives text."""
+
+    def __init__(
+        self, model: Any, tokenizer: Tokenizer, config: Any = None, *, draft: Any = None, device: Any = None
+    ) -> None:
+        """model: a `Decodable`; config: a RunConfig, or anything with `data` and `decoding`.
+
+        draft: a faster model over the same vocabulary, for speculative decoding.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config: Any = Defaults() if config is None else config
+        self.draft = draft
+        self.device = device if device is not None else _device_of(model)
+
+    @overload
+    def translate(self, texts: str, **options: Any) -> Translation: ...
+    @overload
+    def translate(self, texts: Iterable[str], **options: Any) -> list[Translation]: ...
+    def translate(self, texts: str | Iterable[str], **options: Any) -> Translation | list[Translation]:
+        """A text gives a Translation, several give a list in the same order.
+
+        `options` are the fields of DecodingConfig, over the defaults of the config. Raises ConfigError for wrong
+        options and DataError for texts that cannot be translated, with every fault.
+        """
+        chosen = self.options(**options)
+        if isinstance(texts, str):
+            return self._translate([texts], chosen, 1)[0]
+        return self._translate(list(texts), chosen, 1)
+
+    def stream(self, lines: Iterable[str], first_line: int = 1, **options: Any) -> Iterator[Translation]:
+        """The translations of lines that need not all fit into memory, in order, as soon as each chunk is done."""
+        chosen = self.options(**options)
+        size = FIRST_CHUNK
+        chunk: list[str] = []
+        held = 0
+        for line in lines:
+            chunk.append(line)
+            held += len(line)
+            if len(chunk) >= size or held >= CHUNK_CHARACTERS:
+                yield from self._translate(chunk, chosen, first_line)
+                first_line += len(chunk)
+                chunk, held, size = [], 0, min(2 * size, CHUNK)
+        yield from self._translate(chunk, chosen, first_line)
+
+    def stream_text(self, text: str, **options: Any) -> Iterator[str]:
+        """Greedy translation as it grows: after each token the text so far, the last being the whole.
+
+        The same text as `translate(text, greedy=True)` gives. A line in several pieces shows one after the other.
+        """
+        chosen = self.options(**{"greedy": True, **options})
+        if not chosen.greedy or self.draft is not None:
+            raise ConfigError("only plain greedy search gives partial output: a beam may still change its mind")
+        plan = self._plan([text], chosen, 1)[0]
+        before: list[str] = []
+        for job in plan.jobs:
+            ids: list[int] = []
+            for ids in unroll(self.model, job, chosen, self._rules(chosen), device=self.device):
+                yield join([*before, self.tokenizer.decode(ids)])
+            before.append(self.tokenizer.decode(ids))
+
+    def score(
+        self, pairs: Iterable[tuple[str, Target]], alpha: float | None = None, **options: Any
+    ) -> list[Hypothesis]:
+        """How likely the model finds given translations, by teacher forcing: the numbers that `translate` reports.
+
+        A text is tokenized, which may cut it otherwise than the model did when it wrote it; pieces, a Hypothesis or a
+        Translation are scored token for token. A pair is scored whole, however long.
+        """
+        if alpha is not None:
+            options["alpha"] = alpha
+        chosen = self.options(**options)
+        tokenizer = self.tokenizer
+        listed = list(pairs)
+        _refuse_surrogates([source for source, _ in listed])
+        _refuse_surrogates([target for _, target in listed if isinstance(target, str)], "target ")
+        sources = [[*ids, tokenizer.eos_id] for ids in tokenizer.encode_batch([_one_line(s) for s, _ in listed])]
+        targets = self._target_ids([target for _, target in listed])
+
+        from dragoman.decoding.force import token_log_probs
+
+        found = token_log_probs(
+            self.model,
+            sources,
+            targets,
+            tokenizer.bos_id,
+            tokenizer.pad_id,
+            batch_tokens=chosen.batch_tokens,
+            device=self.device,
+        )
+        return [
+            self._hypothesis(ids, float(sum(log_probs)), log_probs, ids[-1:] == [tokenizer.eos_id], chosen)
+            for ids, log_probs in zip(targets, found, strict=True)
+        ]
+
+    def options(self, **options: Any) -> DecodingConfig:
+        """The config's [decoding] with `options` over it; None leaves one as it is. Raises ConfigError."""
+        known = [f.name for f in dataclasses.fields(DecodingConfig)]
+        wrong = []
+        for name in options.keys() - set(known):
+            near = difflib.get_close_matches(name, known, n=1)
+            wrong.append(f"no such option: {name}" + (f"; did you mean {near[0]}?" if near else ""))
+        if wrong:
+            raise ConfigError(sorted(wrong))
+        given = {name: value for name, value in options.items() if value is not None}
+        if isinstance(given.get("ban"), str):
+            given["ban"] = (given["ban"],)
+        # Asking for one way of searching takes back the config's choice of another.
+        if given.get("greedy"):
+            given = {"sample": False, "n_best": 1, **given}
+        elif given.get("sample") or "beam_size" in given:
+            given = {"greedy": False, "sample": False, **given}
+        tree = {f.name: getattr(self.config.decoding, f.name) for f in dataclasses.fields(DecodingConfig)}
+        return _checked_options({**tree, **given})
+
+    # The way of a chunk of lines: plan, decode, put together.
+
+    def _translate(self, lines: list[str], options: DecodingConfig, first_line: int) -> list[Translation]:
+        if not lines:
+            return []
+        plans = self._plan(lines, options, first_line)
+        jobs = [job for plan in plans for job in plan.jobs]
+        found = iter(
+            decode(self.model, jobs, options, self._rules(options), device=self.device, draft=self.draft)
+            if jobs
+            else []
+        )
+        results = []
+        for number, (line, plan) in enumerate(zip(lines, plans, strict=True), first_line):
+            hypotheses = self._join([next(found) for _ in plan.jobs], options)
+            results.append(Translation(number, line, hypotheses, plan.truncated, max(1, len(plan.jobs))))
+            if plan.jobs and not results[-1].text.strip():
+                log.warning("line %d: the translation of a line that is not blank is empty", number)
+        return self._aligned(results, plans, options) if options.alignment else results
+
+    def _plan(self, lines: list[str], options: DecodingConfig, first_line: int) -> list[_Plan]:
+        """The jobs of each line: none for a blank one, several for one that is split."""
+        _refuse_surrogates(lines, first=first_line)
+        limit = self.config.data.max_length
+        tokenizer = self.tokenizer
+        plans = [_Plan() for _ in lines]
+        filled = [i for i, line in enumerate(lines) if not is_blank(line)]
+        texts = {i: _one_line(lines[i]) for i in filled}
+        encoded = dict(zip(filled, tokenizer.encode_batch([texts[i] for i in filled]), strict=True))
+        prefix = tuple(tokenizer.encode_target(options.prefix)) if options.prefix else ()
+        wrong: list[str] = []
+        for i in filled:
+            number, sources, truncated = first_line + i, [encoded[i]], False
+            if not sources[0]:  # nothing that the tokenizer knows: as good as blank
+                continue
+            if len(sources[0]) > limit:
+                told = f"line {number} has {len(sources[0]):,} tokens, more than the {limit:,} of data.max_length"
+                if options.long_input == "error":
+                    wrong.append(f"{told}: shorten it, or let it be split or truncated (long_input)")
+                    continue
+                if options.long_input == "truncate":
+                    log.warning("%s: the end of it is left out", told)
+                    sources, truncated = [sources[0][:limit]], True
+                else:
+                    pieces = split(texts[i], limit, self._count, self.config.data.src_lang)
+                    sources = [ids for ids in tokenizer.encode_batch(pieces) if ids]
+            jobs = []
+            for k, ids in enumerate(sources):
+                cap = max(1, len(ids) + 1 + options.max_extra)
+                jobs.append(Job([*ids, tokenizer.eos_id], cap, prefix if k == 0 else ()))
+                told = f"{cap:,}, which is the cap of line {number}: its {len(ids) + 1:,} source tokens with EOS"
+                told += f" + max_extra {options.max_extra:,}"
+                if options.min_length > cap:
+                    wrong.append(f"min_length {options.min_length:,} is above {told}")
+                if len(jobs[-1].prefix) > cap:
+                    wrong.append(f"the prefix has {len(prefix):,} tokens, more than {told}")
+            plans[i] = _Plan(jobs, truncated)
+        if wrong:
+            raise DataError(wrong)
+        return plans
+
+    def _count(self, texts: Sequence[str]) -> list[int]:
+        return [len(ids) for ids in self.tokenizer.encode_batch(texts)]
+
+    def _rules(self, options: DecodingConfig) -> Rules:
+        tokenizer = self.tokenizer
+        sequences = [tuple(ids) for ids in tokenizer.encode_target_batch(list(options.ban))] if options.ban else []
+        return Rules(
+            tokenizer.pad_id,
+            tokenizer.bos_id,
+            tokenizer.eos_id,
+            tuple(tokenizer.banned_ids),
+            tuple(filter(None, sequences)),
+        )
+
+    def _join(self, pieces: list[list[TokenHypothesis]], options: DecodingConfig) -> list[Hypothesis]:
+        """The hypotheses of a line from those of its pieces: the first with the first, the second with the second."""
+        texts = [
+            [
+                self._hypothesis(found.ids, found.log_prob, found.token_log_probs, found.finished, options)
+                for found in hypotheses
+            ]
+            for hypotheses in pieces
+        ]
+        if len(texts) <= 1:
+            return texts[0] if texts else []
+        whole = []
+        for parts in zip(*texts, strict=False):
+            log_prob = sum(part.log_prob for part in parts)
+            length = sum(part.length for part in parts)
+            whole.append(
+                Hypothesis(
+                    join([part.text for part in parts]),
+                    score_of(log_prob, length, options.alpha, options.penalty),
+                    log_prob,
+                    length,
+                    all(part.finished for part in parts),
+                    [token for part in parts for token in part.tokens],
+                    [log_prob for part in parts for log_prob in part.token_log_probs],
+                )
+            )
+        return whole
+
+    def _hypothesis(
+        self, ids: list[int], log_prob: float, log_probs: list[float], finished: bool, options: DecodingConfig
+    ) -> Hypothesis:
+        text = self.tokenizer.decode(ids[:-1] if finished else ids)
+        pieces = [self.tokenizer.id_to_piece(index) for index in ids]
+        score = score_of(log_prob, len(ids), options.alpha, options.penalty)
+        return Hypothesis(text, score, log_prob, len(ids), finished, pieces, log_probs)
+
+    def _target_ids(self, targets: list[Target]) -> list[list[int]]:
+        """Tokens of given translations, EOS at the end of all but those that say they are unfinished."""
+        tokenizer = self.tokenizer
+        texts = [_one_line(target) for target in targets if isinstance(target, str)]
+        encoded = iter(tokenizer.encode_target_batch(texts) if texts else [])
+        ids = []
+        for target in targets:
+            if isinstance(target, str):
+                ids.append([*next(encoded), tokenizer.eos_id])
+            else:
+                tokens = target.tokens if isinstance(target, Hypothesis | Translation) else target
+                ids.append([tokenizer.piece_to_id(token) for token in tokens])
+        return ids
+
+    def _aligned(
+        self, translations: list[Translation], plans: list[_Plan], options: DecodingConfig
+    ) -> list[Translation]:
+        """The same translations with the alignment of each hypothesis, pieces counted through."""
+        from dragoman.decoding.align import alignments
+
+        tokenizer = self.tokenizer
+        sources, targets, places = [], [], []
+        for i, (translation, plan) in enumerate(zip(translations, plans, strict=True)):
+            for k, hypothesis in enumerate(translation.hypotheses):
+                ids = [tokenizer.piece_to_id(token) for token in hypothesis.tokens]
+                from_source = from_target = 0
+                for job in plan.jobs:
+                    end = ids.index(tokenizer.eos_id) if tokenizer.eos_id in ids else len(ids)
+                    sources.append(job.src)
+                    targets.append(ids[:end])
+                    places.append((i, k, from_source, from_target))
+                    from_source += len(job.src)
+                    from_target += end + 1
+                    ids = ids[end + 1 :]
+        model = getattr(self.model, "models", (self.model,))[0]  # of an ensemble, the first
+        found = alignments(
+            model,
+            sources,
+            targets,
+            tokenizer.bos_id,
+            tokenizer.pad_id,
+            batch_tokens=options.batch_tokens,
+            device=self.device,
+        )
+        pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for (i, k, s0, t0), aligned in zip(places, found, strict=True):
+            pairs.setdefault((i, k), []).extend((s0 + s, t0 + t) for s, t in aligned)
+        results = []
+        for i, (translation, plan) in enumerate(zip(translations, plans, strict=True)):
+            hypotheses = [
+                dataclasses.replace(hypothesis, alignment=pairs.get((i, k), []))
+                for k, hypothesis in enumerate(translation.hypotheses)
+            ]
+            tokens = [tokenizer.id_to_piece(index) for job in plan.jobs for index in job.src]
+            results.append(dataclasses.replace(translation, hypotheses=hypotheses, source_tokens=tokens))
+        return results
+
+
+def load(
+    folder: str | Path,
+    device: str = "cpu",
+    precision: Precision = "float32",
+    *,
+    ensemble: Sequence[str | Path] = (),
+    draft: str | Path | None = None,
+) -> Translator:
+    """The translator of a model folder.
+
+    `ensemble`: folders of more models, whose probabilities are averaged with its own; `draft`: the folder of a faster
+    model that proposes tokens for it to check. All must have its tokenizer. Raises ModelError.
+    """
+    from dragoman.checkpoints.store import load_model
+    from dragoman.decoding.ensemble import Ensemble, check_members
+    from dragoman.decoding.precision import converted
+
+    folders = [folder, *ensemble, *([] if draft is None else [draft])]
+    loaded = [load_model(each, device) for each in folders]
+    check_members([str(each) for each in folders], [one.tokenizer for one in loaded])
+    models = [converted(one.model, precision) for one in loaded]
+    proposer = None if draft is None else models.pop()
+    model = models[0] if len(models) == 1 else Ensemble(models)
+    return Translator(model, loaded[0].tokenizer, loaded[0].config, draft=proposer, device=device)
+
+
+def _checked_options(tree: Mapping[str, Any]) -> DecodingConfig:
+    from dragoman import config as toml
+
+    return toml.build(DecodingConfig, tree)
+
+
+def _device_of(model: Any) -> Any:
+    """Where the parameters are; the CPU for a model that shows none."""
+    parameters = getattr(model, "parameters", None)
+    first = next(parameters(), None) if callable(parameters) else None
+    return "cpu" if first is None else first.device
+
+
+def _one_line(text: str) -> str:
+    """A text from a program may hold several lines; their ends are read as spaces, not dropped with other controls."""
+    return text.replace("\r\n", " ").replace("\n", " ")
+
+
+def _refuse_surrogates(texts: Sequence[str], what: str = "", first: int = 1) -> None:
+    """Raise DataError for text that is not valid Unicode, naming line and character of each."""
+    wrong = []
+    for number, text in enumerate(texts, first):
+        if not isinstance(text, str):
+            raise DataError(f"{what}line {number} is {type(text).__name__}, not text")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            wrong.append(
+                f"{what}line {number}, character {error.start + 1}: U+{ord(text[error.start]):04X} is half of a "
+                "surrogate pair: the text is not valid Unicode"
+            )
+    if wrong:
+        raise DataError(wrong)
