@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.training.loss import Convention, nll, smoothed_cross_entropy
+from dragoman.model.compiled import load
+from dragoman.model.kernels import Kernels
+from dragoman.training.loss import Convention, nll, projected_loss, smoothed_cross_entropy
 
 CONVENTIONS: tuple[Convention, ...] = ("paper", "uniform", "skip_pad")
+KERNELS = [kernels for kernels in (Kernels(), load()) if kernels is not None]
 
 
 def by_hand(logits: Tensor, tgt: Tensor, eps: float, pad_id: int, convention: str) -> float:
@@ -99,3 +102,76 @@ def test_what_it_cannot_do_it_refuses_by_name() -> None:
         smoothed_cross_entropy(logits, tgt, 0.1, 0, "annotated")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="label_smoothing must be at least 0"):
         smoothed_cross_entropy(logits, tgt, 1.5, 0)
+
+
+def compare_with_plain(
+    convention: Convention, kernels: Kernels, dtype: torch.dtype, biased: bool, V: int = 37
+) -> tuple[float, float]:
+    """Relative errors of the fused loss and of its gradients against the plain one in float64."""
+    torch.manual_seed(6)
+    tgt = torch.randint(1, V, (50,))
+    tgt[::9] = 0
+    leaves = [torch.randn(50, 24), torch.randn(V, 24), torch.randn(V)]
+    ours = [x.to(dtype).requires_grad_() for x in leaves]
+    plain = [x.detach().double().requires_grad_() for x in ours]
+    loss, nll_sum = projected_loss(
+        ours[0], ours[1], ours[2] if biased else None, tgt, 0.1, 0, convention, chunk=16, kernels=kernels
+    )
+    logits = F.linear(plain[0], plain[1], plain[2] if biased else None)
+    want, _ = smoothed_cross_entropy(logits, tgt, 0.1, 0, convention)
+    torch.testing.assert_close(nll_sum.double(), nll(logits, tgt, 0)[0], rtol=1e-2, atol=0)
+    wanted = 3 if biased else 2
+    (loss / 7).backward()
+    expected = torch.autograd.grad(want / 7, plain[:wanted])
+    errors = [
+        ((x.grad.double() - y).norm() / y.norm()).item()
+        for x, y in zip(ours, expected, strict=False)
+        if x.grad is not None
+    ]
+    assert len(errors) == wanted
+    return abs(loss.item() - want.item()) / want.item(), max(errors)
+
+
+@pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.name)
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("biased", [False, True])
+def test_without_the_logits_it_is_the_same_loss_and_gradient(
+    convention: Convention, kernels: Kernels, biased: bool
+) -> None:
+    loss, gradient = compare_with_plain(convention, kernels, torch.float32, biased)
+    assert loss < 1e-6
+    assert gradient < 1e-6
+    loss, gradient = compare_with_plain(convention, kernels, torch.bfloat16, biased)
+    assert loss < 1e-2
+    assert gradient < 2e-2
+
+
+def test_the_projected_loss_in_float64_passes_gradcheck() -> None:
+    torch.manual_seed(7)
+    x, weight = torch.randn(9, 6, dtype=torch.float64), torch.randn(11, 6, dtype=torch.float64)
+    x.requires_grad_()
+    weight.requires_grad_()
+    tgt = torch.randint(0, 11, (9,))
+    torch.autograd.gradcheck(lambda x, w: projected_loss(x, w, None, tgt, 0.1, 0, chunk=4)[0], (x, weight))
+
+
+@pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.name)
+def test_the_projected_loss_of_padding_alone_is_zero_with_a_finite_gradient(kernels: Kernels) -> None:
+    x, weight = torch.randn(5, 16, requires_grad=True), torch.randn(20, 16, requires_grad=True)
+    loss, nll_sum = projected_loss(x, weight, None, torch.zeros(5, dtype=torch.long), 0.1, 0, kernels=kernels)
+    loss.backward()
+    assert (loss.item(), nll_sum.item()) == (0.0, 0.0)
+    assert x.grad is not None
+    assert weight.grad is not None
+    assert not x.grad.any()
+    assert not weight.grad.any()
+
+
+def test_frozen_weights_and_no_gradients_at_all() -> None:
+    x, weight = torch.randn(5, 16, requires_grad=True), torch.randn(20, 16)
+    tgt = torch.randint(1, 20, (5,))
+    loss, _ = projected_loss(x, weight, None, tgt, 0.1, 0)
+    want, _ = smoothed_cross_entropy(x @ weight.t(), tgt, 0.1, 0)
+    torch.testing.assert_close(torch.autograd.grad(loss, x), torch.autograd.grad(want, x), rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(projected_loss(x, weight, None, tgt, 0.1, 0)[0], want)

@@ -173,6 +173,7 @@ class CompiledKernels(Kernels):
     def smoothed_loss(
         self, logits: Tensor, targets: Tensor, pad_id: int, on: float, off: float, never: int | None
     ) -> tuple[float, float]:
+        targets = targets.contiguous()
         _check_indices(targets, logits.size(1))
         sums = torch.zeros(2, dtype=torch.float64)
         self._call(
