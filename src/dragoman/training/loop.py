@@ -22,12 +22,11 @@ from torch import Tensor, nn
 
 from dragoman.batches.stream import Position
 from dragoman.errors import TrainingError
-from dragoman.training import parallel
+from dragoman.training import gradients, parallel
 from dragoman.training.ema import Ema
 from dragoman.training.feed import Share
-from dragoman.training.loss import smoothed_cross_entropy
 from dragoman.training.options import TrainingConfig
-from dragoman.training.precision import LossScale, autocast, choose
+from dragoman.training.precision import LossScale, choose
 from dragoman.training.schedule import Progress
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -65,22 +64,6 @@ class Report:
     """The signal that some rank was sent: this is the last report."""
 
 
-class LossModule(nn.Module):
-    """The model together with its loss: the one module that is compiled, copied to all ranks or sharded."""
-
-    def __init__(self, model: nn.Module, config: TrainingConfig, pad_id: int) -> None:
-        super().__init__()
-        self.model = model
-        self.label_smoothing, self.smoothing, self.pad_id = config.label_smoothing, config.smoothing, pad_id
-
-    def forward(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[Tensor, Tensor]:
-        """src [B, S], tgt_in and tgt_out [B, T] -> smoothed and plain loss, each summed over the targets."""
-        logits = self.model(src, tgt_in)  # [B, T, V]
-        loss, _ = smoothed_cross_entropy(logits, tgt_out, self.label_smoothing, self.pad_id, self.smoothing)
-        plain, _ = smoothed_cross_entropy(logits.detach(), tgt_out, 0.0, self.pad_id)
-        return loss, plain
-
-
 class Loop:
     """The state of training between two updates, and the update."""
 
@@ -104,13 +87,7 @@ class Loop:
         self.beat, self.warn = beat, warn
         self.precision = choose(config.precision, self.world.device)
         self.model = model.to(self.world.device)
-        if config.activation_checkpointing:
-            parallel.remember_less(self.model)
-        self.loss = LossModule(self.model, config, pad_id)
-        self.compiled = config.compile
-        if self.compiled:
-            self.loss.compile(dynamic=True)
-        self.wrapped = parallel.wrap(self.loss, self.model, self.world, config.parallel)
+        self.gradients = gradients.choose(self.model, config, pad_id, self.world, self.precision, beat)
         self.parameters = dict(self.model.named_parameters())
         self.optimizer = config.optimizer.build(self.parameters.values())
         self.scale = LossScale.of(self.precision)
@@ -163,8 +140,7 @@ class Loop:
             self.empty += 1
             return None
         self.model.train()
-        torch.manual_seed(self._seed(share.position))
-        loss, plain = self.accumulate(share)
+        loss, plain = self.gradients.of(share, self.scale.value, self._seed(share.position))
         norm = self._unscaled_norm()
         sent = [float(self._signal == number) for number in SIGNALS]
         now = minutes + (time.perf_counter() - begun) / 60
@@ -200,21 +176,6 @@ class Loop:
             stop=next((number for number, count in zip(SIGNALS, sent, strict=True) if count), None),
         )
 
-    def accumulate(self, share: Share) -> tuple[float, float]:
-        """Add the gradient of a share, scaled; give this rank's sums of the smoothed and the plain loss."""
-        factor = self.scale.value * self.world.size / max(1, share.n_tokens)
-        total = torch.zeros(2, dtype=torch.float64, device=self.world.device)
-        for number, batch in enumerate(share.batches, start=1):
-            parallel.synchronise(self.wrapped, last=number == len(share.batches))
-            batch = batch.to(self.world.device)
-            with autocast(self.precision, self.world.device):
-                loss, plain = self.wrapped(batch.src, batch.tgt_in, batch.tgt_out)
-            (loss * factor).backward()
-            total += torch.stack([loss.detach(), plain.detach()])
-            self.beat()
-        loss_sum, plain_sum = total.tolist()
-        return loss_sum, plain_sum
-
     def try_out(self, share: Share) -> None:
         """Compute a share and forget it: memory that does not suffice shows now and not hours later.
 
@@ -222,18 +183,16 @@ class Loop:
         """
         self.model.train()
         try:
-            self.accumulate(share)
+            self.gradients.of(share, self.scale.value, 0)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            if not self.compiled:
+            if not self.gradients.fall_back(error):
                 raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             self.warn(f"torch.compile does not work here ({reason}); training goes on without it")
-            self.compiled = False
-            self.loss._compiled_call_impl = None
             self.optimizer.zero_grad(set_to_none=True)
-            self.accumulate(share)
+            self.gradients.of(share, self.scale.value, 0)
         self.optimizer.zero_grad(set_to_none=True)
 
     def rate(self) -> float:
@@ -247,18 +206,17 @@ class Loop:
 
     def _unscaled_norm(self) -> float:
         """Take the scale out of the gradients; give their norm over all parameters and ranks."""
-        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        found = [p.grad for p in self.parameters.values() if p.grad is not None]
         if self.scale.value != 1.0:
-            torch._foreach_mul_(gradients, 1.0 / self.scale.value)
-        norm = torch.nn.utils.get_total_norm(gradients)
+            torch._foreach_mul_(found, 1.0 / self.scale.value)
+        norm = torch.nn.utils.get_total_norm(found)
         whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return float(whole)
 
     def _apply(self, rate: float, norm: float) -> None:
         limit = self.config.clip_norm
         if limit is not None and norm > limit:
-            gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-            torch._foreach_mul_(gradients, limit / norm)
+            torch._foreach_mul_([p.grad for p in self.parameters.values() if p.grad is not None], limit / norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()

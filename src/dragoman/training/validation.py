@@ -15,7 +15,7 @@ from dragoman.batches.buckets import cut, over_budget
 from dragoman.errors import DataError
 from dragoman.tokens.paired import PairedIds
 from dragoman.training.feed import Ids
-from dragoman.training.loop import LossModule
+from dragoman.training.gradients import LossModule
 from dragoman.training.options import TrainingConfig
 from dragoman.training.precision import Chosen, autocast
 

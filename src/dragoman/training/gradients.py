@@ -1,0 +1,186 @@
+"""Where gradients come from: autograd through the whole model on any device, or lanes on the cores of a CPU.
+
+Both leave in `.grad` the gradient of the summed loss of the whole update over all ranks, divided by its target tokens,
+and give this rank's sums of the smoothed and the plain loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dragoman.model.transformer import Transformer
+from dragoman.training import parallel
+from dragoman.training.feed import Share
+from dragoman.training.lanes import Lanes
+from dragoman.training.loss import projected_loss, smoothed_cross_entropy
+from dragoman.training.options import TrainingConfig
+from dragoman.training.precision import Chosen, autocast
+
+
+class Gradients(Protocol):
+    """What the loop asks for the gradients of an update."""
+
+    def of(self, share: Share, scale: float, seed: int) -> tuple[float, float]:
+        """Set the gradients of a share, multiplied by `scale`; the smoothed and the plain loss, summed."""
+
+    def fall_back(self, error: Exception) -> bool:
+        """Try to go on without what failed. False: there is nothing to go without."""
+
+    def close(self) -> None:
+        """End what runs in the background."""
+
+
+class LossModule(nn.Module):
+    """The model together with its loss: the one module that is compiled, copied to all ranks or sharded."""
+
+    def __init__(self, model: nn.Module, config: TrainingConfig, pad_id: int) -> None:
+        super().__init__()
+        self.model = model
+        self.label_smoothing, self.smoothing, self.pad_id = config.label_smoothing, config.smoothing, pad_id
+
+    def forward(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[Tensor, Tensor]:
+        """src [B, S], tgt_in and tgt_out [B, T] -> smoothed and plain loss, each summed over the targets.
+
+        Families that give their features have the Generator and the loss computed chunk by chunk, so that the logits of
+        a whole batch are never held.
+        """
+        model: Any = self.model
+        if not hasattr(model, "features"):
+            logits = model(src, tgt_in)  # [B, T, V]
+            loss, _ = smoothed_cross_entropy(logits, tgt_out, self.label_smoothing, self.pad_id, self.smoothing)
+            return loss, smoothed_cross_entropy(logits.detach(), tgt_out, 0.0, self.pad_id)[0]
+        x = model.features(src, tgt_in)  # [B, T, D]
+        real = tgt_out != self.pad_id
+        generator = model.generator
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        with torch.autocast(x.device.type, enabled=False):
+            return projected_loss(
+                x[real],
+                generator.weight,
+                generator.bias,
+                tgt_out[real],
+                self.label_smoothing,
+                self.pad_id,
+                self.smoothing,
+            )
+
+
+class ByAutograd:
+    """Any model on any device, compiled by choice; on several ranks through DDP or FSDP2."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainingConfig,
+        pad_id: int,
+        world: parallel.World,
+        precision: Chosen,
+        beat: Callable[[], None],
+    ) -> None:
+        self.world, self.precision, self.beat = world, precision, beat
+        self.compiled = config.compile
+        self.loss = LossModule(model, config, pad_id)
+        if self.compiled:
+            self.loss.compile(dynamic=True)
+        self.wrapped = parallel.wrap(self.loss, model, world, config.parallel)
+
+    def of(self, share: Share, scale: float, seed: int) -> tuple[float, float]:
+        torch.manual_seed(seed)
+        factor = scale * self.world.size / max(1, share.n_tokens)
+        device = self.world.device
+        total = torch.zeros(2, dtype=torch.float64, device=device)
+        for number, batch in enumerate(share.batches, start=1):
+            parallel.synchronise(self.wrapped, last=number == len(share.batches))
+            batch = batch.to(device)
+            with autocast(self.precision, device):
+                loss, plain = self.wrapped(batch.src, batch.tgt_in, batch.tgt_out)
+            (loss * factor).backward()
+            total += torch.stack([loss.detach(), plain.detach()])
+            self.beat()
+        loss_sum, plain_sum = total.tolist()
+        return loss_sum, plain_sum
+
+    def fall_back(self, error: Exception) -> bool:
+        if not self.compiled:
+            return False
+        self.compiled = False
+        self.loss._compiled_call_impl = None
+        return True
+
+    def close(self) -> None:
+        """Nothing runs in the background."""
+
+
+class InLanes:
+    """The 2017 model on a CPU: threads with one core each, and kernels of our own."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        config: TrainingConfig,
+        world: parallel.World,
+        precision: Literal["float32", "bfloat16"],
+        beat: Callable[[], None],
+    ) -> None:
+        self.config, self.world, self.beat = config, world, beat
+        self.parameters = list(model.parameters())
+        self.lanes = Lanes(model, config.lanes or torch.get_num_threads(), precision)
+
+    def of(self, share: Share, scale: float, seed: int) -> tuple[float, float]:
+        loss = plain = 0.0
+        batches = [batch for batch in share.batches if len(batch)]
+        if batches:
+            config = self.config
+            loss, plain = self.lanes.gradients(
+                batches, max(1, share.n_tokens), seed, config.label_smoothing, config.smoothing
+            )
+        else:
+            for parameter in self.parameters:
+                parameter.grad = torch.zeros_like(parameter)
+        self.beat()
+        if self.world.size > 1:
+            self._sum_over_ranks()
+        return loss, plain
+
+    def _sum_over_ranks(self) -> None:
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat)
+        start = 0
+        for gradient in gradients:
+            gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
+            start += gradient.numel()
+
+    def fall_back(self, error: Exception) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.lanes.close()
+
+
+def choose(
+    model: nn.Module,
+    config: TrainingConfig,
+    pad_id: int,
+    world: parallel.World,
+    precision: Chosen,
+    beat: Callable[[], None],
+) -> Gradients:
+    """Lanes where they can, autograd everywhere else."""
+    if (
+        type(model) is Transformer
+        and world.device.type == "cpu"
+        and precision != "float16"
+        and not (config.compile or config.activation_checkpointing)
+        and (world.size == 1 or config.parallel == "ddp")
+    ):
+        return InLanes(model, config, world, precision, beat)
+    if config.activation_checkpointing:
+        parallel.remember_less(model)
+    return ByAutograd(model, config, pad_id, world, precision, beat)

@@ -1,0 +1,352 @@
+"""`dragoman train` and `average`: runs that end, stop, resume, are refused, and start from others."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.checkpoints.store import load_model
+from dragoman.cli.main import exit_code
+
+CONFIG = """
+[data]
+train = "train.tsv"
+dev = "dev.tsv"
+src_lang = "en"
+tgt_lang = "de"
+[tokenizer]
+vocab_size = 300
+[model]
+n_layers = 1
+d_model = 16
+d_ff = 24
+n_heads = 2
+[training]
+max_steps = 12
+batch_tokens = 400
+log_every = 1
+validate_every = 6
+validate_bleu = false
+save_every = 4
+precision = "float32"
+lanes = 1
+[training.schedule]
+kind = "constant"
+peak = 1e-3
+"""
+
+Train = Callable[..., int]
+
+
+def pairs(start: int, end: int) -> str:
+    words = ["red", "green", "blue", "old", "new", "big", "small", "fast", "slow", "kind"]
+    rows = []
+    for n in range(start, end):
+        chosen = [words[(n * k + k) % 10] for k in range(2, 3 + n % 6)]
+        rows.append(f"the {' '.join(chosen)} house {n}\tdas {' '.join(reversed(chosen))} Haus {n}\n")
+    return "".join(rows)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus and its TOML file."""
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "train.tsv").write_text(pairs(0, 200))
+    (folder / "dev.tsv").write_text(pairs(200, 220))
+    (folder / "run.toml").write_text(CONFIG)
+    return folder
+
+
+@pytest.fixture
+def train(folder: Path, tmp_path: Path) -> Train:
+    """`train("name", "training.max_steps=5", "--resume")`: keys are set, options passed on."""
+
+    def run(out: str, *arguments: str) -> int:
+        line = ["train", str(folder / "run.toml"), "--out", str(tmp_path / out)]
+        for argument in arguments:
+            line += ["--set", argument] if "=" in argument else [argument]
+        return exit_code(line)
+
+    return run
+
+
+def metrics(out: Path, kind: str = "train") -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if record["kind"] == kind]
+
+
+def losses(out: Path) -> list[tuple[int, float]]:
+    return [(record["step"], record["loss"]) for record in metrics(out)]
+
+
+def test_a_run_leaves_a_folder_that_is_a_model(train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert train("run", "training.validate_bleu=true") == 0
+    run = tmp_path / "run"
+    assert {path.name for path in run.iterdir()} == {
+        *("config.toml", "tokenizer.json", "tokenizer.model", "weights.safetensors", "metrics.jsonl", "training")
+    }
+    model = load_model(run)
+    assert model.config.training.max_steps == 12
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert "ended after step 12 (max_steps = 12)" in told.err
+    assert "the best by loss on the dev set, of step 12" in told.err
+    assert [record["step"] for record in metrics(run)] == list(range(1, 13))
+    keys = ["kind", "step", "loss", "nll", "lr", "grad_norm", "tokens", "src_padded", "tgt_padded", "seconds"]
+    assert all(list(record) == keys for record in metrics(run))
+    assert all(max(record["src_padded"], record["tgt_padded"]) <= 400 for record in metrics(run))
+    dev = metrics(run, "dev")
+    assert [record["step"] for record in dev] == [6, 12]
+    assert all(list(record) == ["kind", "step", "loss", "nll", "perplexity", "bleu", "chrf"] for record in dev)
+    assert dev[0]["perplexity"] == pytest.approx(math.exp(dev[0]["nll"]))
+    assert sorted(path.name for path in (run / "training").glob("step-*")) == ["step-00000008", "step-00000012"]
+    (entry,) = json.loads((run / "training" / "run.json").read_text())
+    assert entry["packages"]["torch"]
+    assert entry["ranks"] == 1
+    assert len(entry["data"]) >= 32
+
+
+RESUMED = [
+    pytest.param(["training.precision=float32", "training.lanes=2"], id="float32"),
+    pytest.param(["training.precision=bfloat16", "training.ema=0.9"], id="bfloat16"),
+]
+
+
+@pytest.mark.parametrize("options", RESUMED)
+def test_stopped_mid_epoch_and_resumed_is_uninterrupted(train: Train, tmp_path: Path, options: list[str]) -> None:
+    """B25: with dropout, accumulation and workers; each step stands in metrics.jsonl once."""
+    options = [*options, "training.accumulation=2", "training.workers=2"]
+    assert train("whole", *options) == 0
+    assert train("parts", *options, "training.max_steps=5") == 0
+    assert train("parts", *options, "training.max_steps=9", "--resume") == 0
+    assert train("parts", *options, "--resume") == 0
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    whole, parts = (load_model(tmp_path / name).model.state_dict() for name in ("whole", "parts"))
+    assert all((whole[name] == parts[name]).all() for name in whole)
+    assert len(json.loads((tmp_path / "parts" / "training" / "run.json").read_text())) == 3
+
+
+def test_a_truncated_newest_checkpoint_is_named_and_the_one_before_is_taken(
+    train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """B27."""
+    assert train("run") == 0
+    expected = losses(tmp_path / "run")
+    state = tmp_path / "run" / "training" / "step-00000012" / "state.safetensors"
+    state.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
+    capfd.readouterr()
+    assert train("run", "--resume") == 0
+    told = capfd.readouterr().err
+    assert "step-00000012/state.safetensors has" in told
+    assert "cut short" in told
+    assert "resumed from step-00000008: restored weights, optimizer, step, schedule, data" in told
+    assert losses(tmp_path / "run") == expected
+    assert [record["step"] for record in metrics(tmp_path / "run", "dev")] == [6, 12]
+
+
+def test_what_may_not_change_is_refused_and_what_resets_is_said(
+    train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train("run", "training.max_steps=4") == 0
+    capfd.readouterr()
+    assert train("run", "--resume", "training.batch_tokens=300", "model.d_ff=32") == 1
+    told = capfd.readouterr().err
+    assert "training.batch_tokens was 400 and is now 300" in told
+    assert "model.d_ff was 24 and is now 32" in told
+    assert train("run", "--resume", "training.batch_tokens=300", "--reset", "data,optimizer") == 0
+    told = capfd.readouterr().err
+    assert "restored weights, step, schedule; reset data, optimizer; going on after step 4 at epoch 0, batch 0" in told
+    assert metrics(tmp_path / "run")[-1]["step"] == 12
+    assert metrics(tmp_path / "run")[-1]["tgt_padded"] <= 300
+
+
+def test_a_folder_in_use_is_refused_unless_forced(
+    train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train("run", "training.max_steps=2") == 0
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    capfd.readouterr()
+    assert train("run") == 1
+    assert "is not empty" in capfd.readouterr().err
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+    assert train("run", "training.max_steps=3", "--force") == 0
+    assert [record["step"] for record in metrics(tmp_path / "run")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["training.max_stps=3"], 1, "unknown key 'training.max_stps'; did you mean 'max_steps'?"),
+        (["data.train=nowhere.tsv"], 1, "nowhere.tsv"),
+        (["--reset", "optimiser", "--resume"], 2, "--reset: 'optimiser' is none of"),
+        (["--reset", "step"], 2, "--reset goes with --resume"),
+        (["--resume", "--force"], 2, "choose one"),
+        (["--resum"], 2, "did you mean --resume"),
+        (["training.precision=float16", "--device", "cpu"], 1, "float16 training needs a GPU"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_written(
+    train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, told: str
+) -> None:
+    """B53."""
+    assert train("run", *arguments) == code
+    captured = capfd.readouterr()
+    assert told in captured.err
+    assert "Traceback" not in captured.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_starts_from_a_model_with_its_tokenizer(
+    train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train("first") == 0
+    assert train("second", "--from", str(tmp_path / "first"), "training.seed=5", "training.max_steps=2") == 0
+    assert (tmp_path / "first" / "tokenizer.model").read_bytes() == (
+        tmp_path / "second" / "tokenizer.model"
+    ).read_bytes()
+    assert losses(tmp_path / "second")[0][1] < losses(tmp_path / "first")[0][1] - 0.1
+    told = capfd.readouterr().err
+    assert "step, optimizer, schedule and data start afresh" in told
+    assert train("third", "--from", str(tmp_path / "first"), "model.d_ff=32") == 1
+    assert "has the shape [24], and the model wants [32]" in capfd.readouterr().err
+
+
+def test_pairs_that_fit_into_no_batch_are_counted(
+    train: Train, folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """B34: a budget of 512 and a pair of 700 tokens; and pairs over data.max_length."""
+    long = " ".join(f"w{n}" for n in range(350))
+    (tmp_path / "long.tsv").write_text((folder / "train.tsv").read_text() + f"{long}\t{long}\n")
+    corpus = f"data.train={tmp_path / 'long.tsv'}"
+    assert train("run", corpus, "training.batch_tokens=512", "data.max_length=5000", "training.max_steps=8") == 0
+    assert "1 pairs are longer than training.batch_tokens = 512" in capfd.readouterr().err
+    assert all(max(r["src_padded"], r["tgt_padded"]) <= 512 for r in metrics(tmp_path / "run"))
+    assert train("again", corpus, "training.max_steps=2") == 0
+    assert "1 too long" in capfd.readouterr().err
+
+
+def test_without_a_dev_set_nothing_is_validated_and_that_is_said(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "plain.toml").write_text(CONFIG.replace('dev = "dev.tsv"\n', ""))
+    assert exit_code(["train", str(folder / "plain.toml"), "--out", str(tmp_path / "run")]) == 0
+    told = capfd.readouterr().err
+    assert "nothing is validated" in told
+    assert "holds the last model" in told
+    assert not metrics(tmp_path / "run", "dev")
+    load_model(tmp_path / "run")
+
+
+def test_it_stops_when_the_metric_no_longer_gets_better(
+    train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ["training.validate_every=1", "training.patience=2", "training.max_steps=50"]
+    # With a rate of 0 every validation is a tie, and a tie is not better.
+    assert train("run", *options, "training.schedule.peak=0.0") == 0
+    assert "ended after step 3 (no better loss in 2 validations)" in capfd.readouterr().err
+    assert [record["step"] for record in metrics(tmp_path / "run", "dev")] == [1, 2, 3]
+
+
+def test_the_k_best_are_kept_and_the_folder_has_the_best(train: Train, tmp_path: Path) -> None:
+    assert train("run", "training.validate_every=3", "training.keep_best=2", "training.schedule.peak=3e-3") == 0
+    dev = sorted((record["loss"], record["step"]) for record in metrics(tmp_path / "run", "dev"))
+    kept = sorted(path.name for path in (tmp_path / "run" / "best").iterdir())
+    assert kept == sorted(f"step-{step:08d}" for _, step in dev[:2])
+    best = load_model(tmp_path / "run" / "best" / f"step-{dev[0][1]:08d}")
+    top = load_model(tmp_path / "run")
+    assert top.notes["step"] == str(dev[0][1])
+    assert all((a == b).all() for a, b in zip(best.model.parameters(), top.model.parameters(), strict=True))
+
+
+def test_the_last_checkpoints_are_averaged_at_the_end_and_by_the_verb(
+    train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train("run", "training.average_last=3", "training.keep_last=1") == 0
+    assert "holds the mean of the last 3 checkpoints (steps 4, 8, 12)" in capfd.readouterr().err
+    (record,) = metrics(tmp_path / "run", "average")
+    assert record["of"] == 3
+    assert exit_code(["average", str(tmp_path / "run"), "--last", "3", "--out", str(tmp_path / "mean")]) == 0
+    assert "cannot be resumed" in capfd.readouterr().err
+    own, verb = load_model(tmp_path / "run").model, load_model(tmp_path / "mean").model
+    assert all((a == b).all() for a, b in zip(own.parameters(), verb.parameters(), strict=True))
+    assert verb.generator.weight is verb.embedding.weight
+    assert train("mean", "--resume") == 1
+    assert "is an average of checkpoints" in capfd.readouterr().err
+    assert exit_code(["average", str(tmp_path / "run"), str(tmp_path / "run"), "--out", str(tmp_path / "x")]) == 1
+    assert "is given twice" in capfd.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_dry_run_tells_and_writes_nothing(train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert train("run", "--dry-run") == 0
+    told = capfd.readouterr().out
+    for line in ("parameters", "target tokens per update", "updates per epoch", "time per epoch", "memory"):
+        assert line in told
+    assert "parameters                  9,840\n" in told
+    assert not (tmp_path / "run").exists()
+
+
+def start(folder: Path, out: Path, *options: str) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "dragoman", "train", str(folder / "run.toml"), "--out", str(out)]
+    for option in options:
+        line += ["--set", option]
+    return subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def wait_for_steps(out: Path, steps: int) -> None:
+    for _ in range(1200):
+        if (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_text().count("\n") >= steps:
+            return
+        time.sleep(0.05)
+    raise AssertionError("training did not start")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_at_the_end_of_the_update(folder: Path, tmp_path: Path, number: int, code: int) -> None:
+    """B32, once."""
+    endless = ["training.max_steps=1000000", "training.save_every=1000000", "training.validate_every=1000000"]
+    process = start(folder, tmp_path / "run", *endless)
+    wait_for_steps(tmp_path / "run", 3)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "--resume goes on" in told
+    assert "Traceback" not in told
+    (saved,) = (tmp_path / "run" / "training").glob("step-*")
+    assert metrics(tmp_path / "run")[-1]["step"] == int(saved.name.removeprefix("step-"))
+    load_model(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_second_signal_leaves_at_once(folder: Path, tmp_path: Path) -> None:
+    """B32, twice: here the update under way takes far longer than the test waits."""
+    process = start(
+        folder,
+        tmp_path / "run",
+        *("model.d_model=1024", "model.d_ff=4096", "model.n_layers=6", "training.batch_tokens=60000"),
+        *("training.save_every=1000000", "training.validate_every=1000000"),
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("training "):
+            break
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    sent = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert time.monotonic() - sent < 5
+    assert not list((tmp_path / "run" / "training").glob("step-*"))
