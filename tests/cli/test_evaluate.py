@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import sacrebleu
+import torch
 
 from dragoman.cli.main import exit_code
 
@@ -270,7 +271,7 @@ def test_blank_lines_are_scored_and_left_out_of_perplexity(
         (["--hyp", "{hyp}", "--ref", "{ref}", "--against", "nowhere"], "no such model folder or file"),
         (["--hyp", "-", "--ref", "{ref}", "--against", "-"], "cannot both be stdin"),
         (["--hyp", "{hyp}", "--ref", "{ref}", "-o", "x"], "in a file already"),
-        (["--hyp", "{hyp}", "--ref", "{ref}", "--invalid-utf8", "skip"], "error or replace"),
+        (["--hyp", "{hyp}", "--ref", "{ref}", "--invalid-utf8", "skip"], "is not one of"),
         (["--hyp", "{hyp}", "--reff", "{ref}"], "did you mean --ref"),
     ],
 )
@@ -335,3 +336,61 @@ def test_mixed_files_are_read_by_the_line_rule(evaluate: Callable[..., Answer], 
     got = evaluate("--hyp", files["hyp"], "--ref", files["ref"], "--json")
     assert got.json["n"] == 2
     assert got.json["bleu"]["score"] == pytest.approx(100.0)
+
+
+@pytest.fixture(scope="module")
+def real_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as training leaves it, with random weights."""
+    from dragoman.checkpoints.store import save_model
+    from dragoman.model.choices import PaperSpec
+    from dragoman.run import RunConfig
+    from dragoman.text.corpus import DataConfig
+    from dragoman.tokens.tokenizer import TokenizerConfig, train_tokenizer
+
+    folder = tmp_path_factory.mktemp("models") / "random"
+    tokenizer = train_tokenizer([*SOURCES, *REFS], TokenizerConfig(vocab_size=400), folder)
+    torch.manual_seed(5)
+    spec = PaperSpec(n_layers=1, d_model=16, d_ff=16, n_heads=2)
+    config = RunConfig(data=DataConfig(src_lang="en", tgt_lang="zh"), model=spec)
+    save_model(folder, spec.build(len(tokenizer), tokenizer.pad_id), tokenizer, config)
+    return folder
+
+
+def test_the_real_translator(
+    evaluate: Callable[..., Answer], real_model: Path, files: dict[str, Path], tmp_path: Path
+) -> None:
+    import dragoman
+
+    saved = tmp_path / "out"
+    got = evaluate(
+        real_model,
+        "--tsv",
+        files["t.tsv"],
+        "--json",
+        "-o",
+        saved,
+        "--beam-size",
+        2,
+        "--batch-tokens",
+        64,
+        "--threads",
+        1,
+    )
+    assert got.code == 0, got.err
+    translator = dragoman.load(str(real_model))
+    texts = [t.text for t in translator.translate(SOURCES, beam_size=2)]
+    assert saved.read_text(encoding="utf-8").split("\n")[:-1] == texts
+    assert got.json["bleu"]["score"] == sacrebleu.corpus_bleu(texts, [REFS], tokenize="zh").score
+    scored = translator.score(list(zip(SOURCES, REFS, strict=True)))
+    nll = -sum(pair.log_prob for pair in scored) / sum(pair.length for pair in scored)
+    assert got.json["perplexity"] == pytest.approx(math.exp(nll), rel=1e-5)
+    again = evaluate("--hyp", saved, "--tsv", files["t.tsv"], "--json", "--against", real_model)
+    assert again.json["bleu"] == got.json["bleu"]
+    assert again.json["against"]["perplexity"] == pytest.approx(math.exp(nll), rel=1e-5)
+
+
+def test_no_such_model(evaluate: Callable[..., Answer], files: dict[str, Path]) -> None:
+    got = evaluate("nowhere/at-all", "--tsv", files["t.tsv"])
+    assert got.code == 1
+    assert "nowhere/at-all" in got.err
+    assert got.out == ""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
+import dragoman
 from dragoman.cli.main import exit_code
 
 
@@ -33,57 +31,45 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
     return inspect
 
 
-class Letters:
-    """A tokenizer of small letters."""
+SENTENCES = ["The cat sees.", "A dog and a cat.", "Die Katze sieht.", "Ein Hund und eine Katze."]
 
-    kind, normalization = "letters", "nfc"
-    pad_id, unk_id, bos_id, eos_id = 0, 1, 2, 3
 
-    def encode(self, text: str) -> list[int]:
-        return [4 + ord(letter) - ord("a") for letter in text if letter.islower()]
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder as training leaves it, with random weights."""
+    from dragoman.checkpoints.store import save_model
+    from dragoman.model.choices import PaperSpec
+    from dragoman.run import RunConfig
+    from dragoman.text.corpus import DataConfig
+    from dragoman.tokens.tokenizer import TokenizerConfig, train_tokenizer
 
-    encode_target = encode
-
-    def decode(self, ids: list[int]) -> str:
-        return "".join(chr(index - 4 + ord("a")) for index in ids)
-
-    def id_to_piece(self, index: int) -> str:
-        return ["<pad>", "<unk>", "<s>", "</s>"][index] if index < 4 else self.decode([index])
-
-    def piece_to_id(self, piece: str) -> int:
-        return 3 if piece == "</s>" else self.encode(piece)[0]
-
-    def __len__(self) -> int:
-        return 30
+    folder = tmp_path_factory.mktemp("models") / "en-de"
+    tokenizer = train_tokenizer(SENTENCES, TokenizerConfig(vocab_size=300), folder)
+    torch.manual_seed(0)
+    spec = PaperSpec(n_layers=1, d_model=8, d_ff=8, n_heads=2)
+    config = RunConfig(data=DataConfig(src_lang="en", tgt_lang="de"), model=spec)
+    save_model(folder, spec.build(len(tokenizer), tokenizer.pad_id), tokenizer, config)
+    return folder
 
 
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that `load` answers with a small random model."""
-    from dragoman.model.transformer import Transformer, TransformerConfig
-
-    folder = tmp_path / "abc"
-    folder.mkdir()
-    (folder / "config.toml").write_text("format_version = 1\n", encoding="utf-8")
-    (folder / "metrics.jsonl").write_text('{"kind": "train", "step": 7, "loss": 2.5, "lr": 1e-4}\n', encoding="utf-8")
-    torch.manual_seed(0)
-    translator: Any = SimpleNamespace(
-        model=Transformer(TransformerConfig(30, n_layers=1, d_model=8, d_ff=8, n_heads=2)),
-        tokenizer=Letters(),
-        config=SimpleNamespace(model=SimpleNamespace(kind="paper"), data=SimpleNamespace(src_lang="aa", tgt_lang="bb")),
-        translate=lambda texts: [SimpleNamespace(text="cba", tokens=["c", "b", "a", "</s>"])],
-    )
-    module = ModuleType("dragoman.translator")
-    module.load = lambda path, device="cpu": translator  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "dragoman.translator", module)
-    return folder
+def model(trained: Path) -> Path:
+    (trained / "metrics.jsonl").write_text('{"kind": "train", "step": 7, "loss": 2.5, "lr": 1e-4}\n', encoding="utf-8")
+    return trained
 
 
 def test_without_text_a_summary_on_stdout(run: Callable[..., Answer], model: Path) -> None:
     got = run(model)
     assert (got.code, got.err) == (0, "")
-    assert got.out.startswith("abc\n")
-    for fact in ("aa → bb", "2.500", "total", "generator.weight is embedding.weight", "format_version = 1"):
+    assert got.out.startswith("en-de\n")
+    for fact in (
+        "en → de",
+        "2.500",
+        "total",
+        "generator.weight is embedding.weight",
+        "format_version = 1",
+        "byte_fallback = True",
+    ):
         assert fact in got.out
 
 
@@ -98,13 +84,12 @@ def test_the_summary_as_json_is_one_line(run: Callable[..., Answer], model: Path
 
 def test_a_page_of_a_translation(run: Callable[..., Answer], model: Path, tmp_path: Path) -> None:
     page = tmp_path / "new" / "page.html"
-    got = run(model, "--text", "abc", "--out", page)
+    got = run(model, "--text", "The cat sees.", "--out", page)
     assert (got.code, got.out) == (0, "")
     assert str(page) in got.err
     html = page.read_text(encoding="utf-8")
     assert html.count('class="head"') == 3 * 2
-    assert "cba" in html
-    assert "translation" in html
+    assert "<span>translation</span>" in html
     again = run(model, "--text", "abc", "--out", page)
     assert again.code == 1
     assert "--force overwrites it" in again.err
@@ -114,9 +99,16 @@ def test_a_page_of_a_translation(run: Callable[..., Answer], model: Path, tmp_pa
 
 
 def test_numbers_and_a_page_without_text(run: Callable[..., Answer], model: Path, tmp_path: Path) -> None:
-    assert run(model, "--text", "abc", "--target", "ab", "-o", tmp_path / "x.json").code == 0
+    assert run(model, "--text", "The cat.", "--target", "Die Katze.", "-o", tmp_path / "x.json").code == 0
     numbers = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))
-    assert numbers["sentence"]["target_tokens"] == ["a", "b", "</s>"]
+    sentence = numbers["sentence"]
+    assert sentence["target"] == "Die Katze."
+    assert "".join(sentence["target_tokens"]) == "▁Die▁Katze.</s>"
+    translator = dragoman.load(str(model))
+    scored = translator.score([("The cat.", "Die Katze.")])[0]
+    assert sentence["log_prob"] == pytest.approx(scored.log_prob, abs=1e-4)
+    assert sentence["token_log_probs"] == pytest.approx(scored.token_log_probs, abs=1e-5)
+    assert sentence["length"] == scored.length
     assert len(numbers["positions"]) == 96
     assert run(model, "-o", tmp_path / "plain.html").code == 0
     assert 'class="head"' not in (tmp_path / "plain.html").read_text(encoding="utf-8")
@@ -144,3 +136,20 @@ def test_blank_text_is_refused_and_nothing_written(run: Callable[..., Answer], m
     assert got.code == 1
     assert "blank" in got.err
     assert not (tmp_path / "page.html").exists()
+
+
+def test_what_is_looked_at_is_what_was_translated(run: Callable[..., Answer], model: Path, tmp_path: Path) -> None:
+    translation = dragoman.load(str(model)).translate("A dog.")
+    assert run(model, "--text", "A dog.", "-o", tmp_path / "x.json").code == 0
+    sentence = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["sentence"]
+    assert sentence["target"] == translation.text
+    n = translation.length if translation.finished else translation.length + 1  # EOS is looked at in any case
+    assert len(sentence["target_tokens"]) == n
+    assert sentence["target_tokens"][: n - 1] == translation.tokens[: n - 1]
+    assert sentence["token_log_probs"][: n - 1] == pytest.approx(translation.token_log_probs[: n - 1], abs=1e-4)
+
+
+def test_no_such_model(run: Callable[..., Answer]) -> None:
+    got = run("nowhere/at-all")
+    assert got.code == 1
+    assert "nowhere/at-all" in got.err

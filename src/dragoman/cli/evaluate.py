@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sys
 import time
@@ -55,10 +56,14 @@ def command(
     beam_size: Annotated[int | None, typer.Option(min=1, help="Hypotheses kept at each step.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Strength of the length penalty.")] = None,
     batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens translated at once.")] = None,
-    precision: Annotated[str, typer.Option(help="float32, bfloat16 or int8.")] = "float32",
+    precision: Annotated[
+        Literal["float32", "bfloat16", "int8"], typer.Option(help="Of the model's weights.")
+    ] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="Processor threads.")] = None,
-    invalid_utf8: Annotated[str, typer.Option(help="error, or replace bad bytes by U+FFFD.")] = "error",
+    invalid_utf8: Annotated[
+        Literal["error", "replace"], typer.Option(help="Bytes that are not UTF-8: stop, or read each as U+FFFD.")
+    ] = "error",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No talk on stderr.")] = False,
 ) -> None:
     """Score a MODEL on a test set: BLEU, chrF and TER with sacreBLEU's signatures, and perplexity.
@@ -68,22 +73,21 @@ def command(
     """
     refs = ref or []
     _check_usage(model, tsv, src, refs, refs_json, hyp, against, out)
-    policy = _policy(invalid_utf8)
     if out is not None and out.exists() and not force:
         raise DataError(f"{out} is there already; --force overwrites it")
 
     from dragoman.scores.testset import read_hypotheses, read_test_set
 
-    test = read_test_set(tsv, src, refs, refs_json, policy)
+    test = read_test_set(tsv, src, refs, refs_json, invalid_utf8)
     talk = _Talk(quiet)
     options: dict[str, Any] = {"beam_size": beam_size, "alpha": alpha, "batch_tokens": batch_tokens}
     options = {name: value for name, value in options.items() if value is not None}
     if model is not None or (against is not None and not _is_text(against)):
-        _prepare(threads)
+        _prepare(threads, quiet)
 
     def system(name: str, is_text: bool) -> System:
         if is_text:
-            return System(name, read_hypotheses(name, test, policy), None, None)
+            return System(name, read_hypotheses(name, test, invalid_utf8), None, None)
         from dragoman.translator import load
 
         return _translate(name, load(name, device=device, precision=precision), test, options, talk)
@@ -283,15 +287,10 @@ def _is_text(name: str) -> bool:
     return name == "-" or Path(name).is_file()
 
 
-def _policy(word: str) -> Literal["error", "replace"]:
-    if word == "replace":
-        return "replace"
-    if word != "error":
-        raise UsageError(f"--invalid-utf8 is error or replace, not {word}")
-    return "error"
-
-
-def _prepare(threads: int | None) -> None:
+def _prepare(threads: int | None, quiet: bool) -> None:
+    """Settings of the process: processor threads, and whether the translator's warnings are shown."""
+    if quiet:
+        logging.getLogger("dragoman").setLevel(logging.ERROR)
     if threads is not None:
         import torch
 
@@ -312,7 +311,10 @@ def _translate(name: str, translator: Translator, test: TestSet, options: dict[s
 
 def _perplexity(translator: Translator, sources: Sequence[str], targets: Sequence[str]) -> tuple[float | None, int]:
     """exp of the unsmoothed negative log-likelihood per target token, EOS included; how many lines it leaves out."""
-    pairs = [(src, tgt) for src, tgt in zip(sources, targets, strict=True) if src.strip() and tgt.strip()]
+    from dragoman.text.normalise import is_blank
+
+    both = zip(sources, targets, strict=True)
+    pairs = [(src, tgt) for src, tgt in both if not (is_blank(src) or is_blank(tgt))]
     left_out = len(sources) - len(pairs)
     if not pairs:
         return None, left_out

@@ -48,10 +48,13 @@ def command(
 
     import json
 
+    from dragoman.checkpoints.store import load_model
     from dragoman.inspection.report import inspect_model
-    from dragoman.translator import load
+    from dragoman.translator import Translator
 
-    report = inspect_model(load(model, device=device), model, text, target)
+    loaded = load_model(model, device)  # as it is stored, not as some precision or engine would have it
+    translator = Translator(loaded.model, loaded.tokenizer, loaded.config, device=device)
+    report = inspect_model(translator, model, text, target)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         content = report.as_json() if out.suffix.lower() == ".json" else report.as_html()

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dragoman.text.normalise import is_blank
+
 # A unit is one ideograph or kana, one word with the hyphens, points and apostrophes inside it, or one run of the same
 # mark, so that "great-great-great-aunt", "15.000.000.000", "……" and "!!!" are no loops while ". . . ." is one.
 _UNIT = re.compile(
@@ -73,5 +75,5 @@ def empty_outputs(hypotheses: Sequence[str], sources: Sequence[str] | None = Non
     return [
         number
         for number, hypothesis in enumerate(hypotheses, start=1)
-        if not hypothesis.strip() and (sources is None or sources[number - 1].strip())
+        if is_blank(hypothesis) and (sources is None or not is_blank(sources[number - 1]))
     ]
