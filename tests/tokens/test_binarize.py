@@ -171,6 +171,11 @@ class TestFaults:
             binarize(corpora, bpe, CONFIG, tmp_path / "ids")
         assert len(caught.value.problems) == 3
 
+    def test_a_pipe_is_refused(self, tmp_path: Path, bpe: SentencePieceTokenizer) -> None:
+        os.mkfifo(tmp_path / "pipe.tsv")
+        with pytest.raises(DataError, match="is not a regular file: a corpus is read more than once"):
+            binarize([Corpus(tsv=str(tmp_path / "pipe.tsv"))], bpe, CONFIG, tmp_path / "ids")
+
     def test_bad_rows_leave_nothing_behind(self, tmp_path: Path, corpus: Corpus, bpe: SentencePieceTokenizer) -> None:
         path = tmp_path / "bad.tsv"
         path.write_bytes(b"good\t\xe5\xa5\xbd\nno tab here\n\xc3\x28\tx\n")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from dragoman.errors import DataError
@@ -46,6 +47,10 @@ def look(path: str | os.PathLike[str], known: FileFacts | None) -> FileFacts:
     try:
         now = time.time_ns()
         stat = Path(path).stat()
+        if not S_ISREG(stat.st_mode):
+            raise DataError(
+                f"{path} is not a regular file: a corpus is read more than once, so write it to a file first"
+            )
         seen_before = known is not None and (known.size, known.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
         if known is not None and seen_before and known.mtime_ns < known.looked_ns - _FRESH_NS:
             return known
