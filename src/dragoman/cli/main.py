@@ -15,7 +15,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from dragoman.errors import DragomanError, UsageError
@@ -33,13 +32,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "export": ("dragoman.cli.export:command", "write a model for CTranslate2, Hugging Face or ONNX"),
     "import": ("dragoman.cli.import_:command", "read a Hugging Face model folder"),
     "compare": ("dragoman.cli.compare:command", "compare with other engines on the same weights"),
-}
-
-# A verb whose file is not there is not offered.
-VERBS = {
-    verb: entry
-    for verb, entry in VERBS.items()
-    if Path(__file__).with_name(entry[0].split(":")[0].rpartition(".")[2] + ".py").exists()
 }
 
 HELP = """usage: dragoman VERB [ARGUMENTS] [OPTIONS]
@@ -159,7 +151,7 @@ def explain(error: Any, parser: Any, name: str) -> str:
 
 def overview(verbs: dict[str, tuple[str, str]]) -> str:
     """The help text with a line for each of `verbs`."""
-    width = max(map(len, verbs), default=0) + 2
+    width = max(map(len, verbs)) + 2
     lines = [f"  {verb:{width}}{what}" for verb, (_, what) in verbs.items()]
     return HELP.format(heading="verbs", verbs="\n".join(lines))
 
