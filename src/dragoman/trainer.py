@@ -257,9 +257,9 @@ class Run:
             self._record_surroundings()
         why = ""
         try:
-            if not loop.is_done():
-                loop.try_out(self.feed.largest())
             with stopping_at_signals(loop):
+                if not loop.is_done():
+                    loop.try_out(self.feed.largest())
                 for report in loop.run(self.feed.shares(loop.position)):
                     if self.world.is_first:
                         self._log(report)
@@ -283,6 +283,7 @@ class Run:
             raise
         finally:
             self.watchdog.stop()
+            loop.gradients.close()
 
     def _why(self) -> str:
         training, loop = self.config.training, self.loop
