@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
+from dragoman import config as toml
 from dragoman.decoding.engine import Job, Rules, decode, unroll
 from dragoman.decoding.length import score as score_of
 from dragoman.decoding.options import DecodingConfig
@@ -193,20 +194,25 @@ class Translator:
             return self._translate([texts], chosen, 1)[0]
         return self._translate(list(texts), chosen, 1)
 
-    def stream(self, lines: Iterable[str], first_line: int = 1, **options: Any) -> Iterator[Translation]:
-        """The translations of lines that need not all fit into memory, in order, as soon as each chunk is done."""
+    def stream(
+        self, lines: Iterable[str], *, idle: Callable[[], bool] | None = None, **options: Any
+    ) -> Iterator[Translation]:
+        """The translations of lines that need not all fit into memory, in order, as soon as each chunk is done.
+
+        `idle`, asked after each line, says that no further line is at hand: what there is gets translated at once.
+        """
         chosen = self.options(**options)
-        size = FIRST_CHUNK
+        first, size, held = 1, FIRST_CHUNK, 0
         chunk: list[str] = []
-        held = 0
         for line in lines:
             chunk.append(line)
             held += len(line)
-            if len(chunk) >= size or held >= CHUNK_CHARACTERS:
-                yield from self._translate(chunk, chosen, first_line)
-                first_line += len(chunk)
-                chunk, held, size = [], 0, min(2 * size, CHUNK)
-        yield from self._translate(chunk, chosen, first_line)
+            if len(chunk) >= size or held >= CHUNK_CHARACTERS or (idle is not None and idle()):
+                yield from self._translate(chunk, chosen, first)
+                first += len(chunk)
+                size = min(2 * size, CHUNK)
+                chunk, held = [], 0
+        yield from self._translate(chunk, chosen, first)
 
     def stream_text(self, text: str, **options: Any) -> Iterator[str]:
         """Greedy translation as it grows: after each token the text so far, the last being the whole.
@@ -275,8 +281,11 @@ class Translator:
             given = {"sample": False, "n_best": 1, **given}
         elif given.get("sample") or "beam_size" in given:
             given = {"greedy": False, "sample": False, **given}
-        tree = {f.name: getattr(self.config.decoding, f.name) for f in dataclasses.fields(DecodingConfig)}
-        return _checked_options({**tree, **given})
+        tree = {name: getattr(self.config.decoding, name) for name in known}
+        chosen = toml.build(DecodingConfig, {**tree, **given})
+        if self.draft is not None and not (chosen.greedy or chosen.sample):
+            raise ConfigError("a draft model takes part in greedy search and in sampling: ask for greedy or sample")
+        return chosen
 
     # The way of a chunk of lines: plan, decode, put together.
 
@@ -464,6 +473,7 @@ def load(
     from dragoman.decoding.ensemble import Ensemble, check_members
     from dragoman.decoding.precision import converted
 
+    check_device(device)
     folders = [folder, *ensemble, *([] if draft is None else [draft])]
     loaded = [load_model(each, device) for each in folders]
     check_members([str(each) for each in folders], [one.tokenizer for one in loaded])
@@ -473,10 +483,15 @@ def load(
     return Translator(model, loaded[0].tokenizer, loaded[0].config, draft=proposer, device=device)
 
 
-def _checked_options(tree: Mapping[str, Any]) -> DecodingConfig:
-    from dragoman import config as toml
+def check_device(device: str) -> None:
+    """Raise ConfigError where torch knows no such device or this machine has none."""
+    import torch
 
-    return toml.build(DecodingConfig, tree)
+    try:
+        wanted = torch.device(device)
+        torch.empty(0, device=wanted)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
 def _device_of(model: Any) -> Any:
