@@ -47,7 +47,11 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f"{LITTER}{os.getpid()}-{path.name}")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
         yield temporary
+        # safetensors keeps what it writes to its owner alone; a model has the permissions of any new file.
+        temporary.chmod(mode)
         sync(temporary)
         temporary.replace(path)
         sync(path.parent)
