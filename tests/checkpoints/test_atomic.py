@@ -107,10 +107,6 @@ def test_tensors_that_are_not_contiguous_come_back_as_they_are(tmp_path: Path) -
 
 
 def test_weights_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:
-    import torch
-
-    from dragoman.checkpoints.weights import save_tensors
-
     (tmp_path / "any").touch()
     save_tensors(tmp_path / "weights.safetensors", {"w": torch.zeros(3)}, {})
     assert (tmp_path / "weights.safetensors").stat().st_mode == (tmp_path / "any").stat().st_mode
