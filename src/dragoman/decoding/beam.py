@@ -51,7 +51,6 @@ class BeamSearch:
         self.caps = caps
         self.constraints = constraints
         self.beam_size = beam_size
-        self.n_candidates = 2 * beam_size if beam_size > 1 else 1
         self.alpha = alpha
         self.penalty: Penalty = penalty
         self.n_best = n_best
@@ -70,6 +69,11 @@ class BeamSearch:
     @property
     def n_sentences(self) -> int:
         return len(self.keys)
+
+    @property
+    def n_candidates(self) -> int:
+        """C: enough for N to run on, even if N end here."""
+        return 2 * self.beam_size if self.beam_size > 1 else 1
 
     @property
     def tokens(self) -> Tensor:

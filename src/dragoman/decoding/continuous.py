@@ -115,7 +115,8 @@ class _Lane:
         with torch.inference_mode():
             while not self.stop:
                 in_flight = search.n_sentences if search is not None else 0
-                if self.queue and (MAX_ROWS - in_flight * self.rows_per_job) * 4 >= MAX_ROWS or not in_flight:
+                room = MAX_ROWS - in_flight * self.rows_per_job
+                if not in_flight or (self.queue and 4 * room >= MAX_ROWS):
                     entering = self._take(state, in_flight)
                     if entering:
                         newcomers, their_state = self._enter(entering, results)

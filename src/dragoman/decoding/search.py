@@ -86,8 +86,9 @@ class Search(Protocol):
     def advance(self, logits: Tensor) -> Advance:
         """logits [R, V] of the next token: extend every sentence by one, let go of those that are done."""
 
-    n_candidates: int
-    """How many tokens of each row `advance_best` looks at; 0 where it must see all."""
+    @property
+    def n_candidates(self) -> int:
+        """How many tokens of each row `advance_best` looks at; 0 where it must see all."""
 
     def barred(self) -> np.ndarray | None:
         """[R, n] int32: tokens that `advance_best` must not be shown, each row ending in -1; None: use `advance`."""
