@@ -52,7 +52,35 @@ def lines_of(output: bytes) -> list[str]:
     return output.decode().removesuffix("\n").split("\n")
 
 
-def test_one_line_out_for_each_line_in(dragoman, folder, expected, tmp_path) -> None:
+@pytest.fixture
+def in_process(monkeypatch, capsys):
+    """The command line without a process of its own; the logging that it sets up is taken back."""
+    log = logging.getLogger("dragoman")
+    monkeypatch.setattr(log, "handlers", log.handlers)
+    monkeypatch.setattr(log, "propagate", log.propagate)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = exit_code([*map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def translate(in_process, tmp_path):
+    """`translate(folder, lines, *options)` -> the lines of stdout and the talk on stderr, of a run that ends well."""
+
+    def run(folder: Path, lines: list[str], *options: object) -> tuple[list[str], str]:
+        source = tmp_path / "to-translate"
+        source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        code, output, talk = in_process("translate", folder, source, *options)
+        assert code == 0, talk
+        return lines_of(output.encode()), talk
+
+    return run
+
+
+def test_one_line_out_for_each_line_in(dragoman, in_process, folder, expected, tmp_path) -> None:
     source = f"{TEXTS[0]}\r\n\n{TEXTS[1]}\u2028{TEXTS[2]}\n \t\n{TEXTS[3]}"  # no line feed at the end
     done = dragoman("translate", folder, stdin=source.encode(), LC_ALL="C")
     assert (done.returncode, done.stderr) == (0, b"")
@@ -61,13 +89,14 @@ def test_one_line_out_for_each_line_in(dragoman, folder, expected, tmp_path) -> 
     assert [found[0], found[1], found[3], found[4]] == [expected[0], "", "", expected[3]]
     file = tmp_path / "source.txt.gz"
     file.write_bytes(gzip.compress(b"\xef\xbb\xbf" + source.encode()))
-    assert dragoman("translate", folder, file).stdout == done.stdout
+    code, output, _ = in_process("translate", folder, file)
+    assert (code, output) == (0, done.stdout.decode())
     assert dragoman("translate", folder, "-", "--unbuffered", stdin=source.encode()).stdout == done.stdout
 
 
-def test_json_has_the_promised_fields(dragoman, folder, expected) -> None:
-    done = dragoman("translate", folder, "--json", "--n-best", 2, stdin=f"{TEXTS[0]}\n\n".encode())
-    full, blank = (json.loads(line) for line in lines_of(done.stdout))
+def test_json_has_the_promised_fields(translate, folder, expected) -> None:
+    found, _ = translate(folder, [TEXTS[0], ""], "--json", "--n-best", 2)
+    full, blank = map(json.loads, found)
     first = full["hypotheses"][0]
     assert list(first) == ["text", "score", "log_prob", "length", "finished", "tokens", "token_log_probs"]
     assert {key: full[key] for key in first} == first
@@ -78,38 +107,24 @@ def test_json_has_the_promised_fields(dragoman, folder, expected) -> None:
     assert (blank["line"], blank["text"], blank["hypotheses"], blank["score"]) == (2, "", [], None)
 
 
-def test_n_best_is_tsv_and_escapes(dragoman, folder) -> None:
-    done = dragoman(
-        "translate", folder, "--n-best", 3, "--prefix", "a \\ b\tc", stdin=f"{TEXTS[0]}\n\n{TEXTS[1]}\n".encode()
-    )
-    rows = [line.split("\t") for line in lines_of(done.stdout)]
-    assert [row[:2] for row in rows] == [
-        ["1", "1"],
-        ["1", "2"],
-        ["1", "3"],
-        ["2", "1"],
-        ["3", "1"],
-        ["3", "2"],
-        ["3", "3"],
-    ]
+def test_n_best_is_tsv_and_escapes(translate, folder) -> None:
+    found, _ = translate(folder, [TEXTS[0], "", TEXTS[1]], "--n-best", 3, "--prefix", "a \\ b\tc")
+    rows = [line.split("\t") for line in found]
+    assert [row[0] + row[1] for row in rows] == ["11", "12", "13", "21", "31", "32", "33"]
     assert all(row[3].startswith("a \\\\ b\\tc") for row in rows if row[0] != "2")
     assert rows[3][2:] == ["", ""]
     scores = [float(row[2]) for row in rows[:3]]
     assert scores == sorted(scores, reverse=True)
 
 
-def test_score_gives_the_numbers_of_translate(dragoman, folder, tmp_path) -> None:
-    options = ["--alpha", 0.9, "--n-best", 2]
-    done = dragoman("translate", folder, "--json", *options, stdin="\n".join(TEXTS).encode())
-    found = [
-        (answer["source"], hypothesis)
-        for answer in map(json.loads, lines_of(done.stdout))
-        for hypothesis in answer["hypotheses"]
-    ]
+def test_score_gives_the_numbers_of_translate(dragoman, translate, in_process, folder, tmp_path) -> None:
+    answers, _ = translate(folder, TEXTS, "--json", "--alpha", 0.9, "--n-best", 2)
+    found = [(a["source"], hypothesis) for a in map(json.loads, answers) for hypothesis in a["hypotheses"]]
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("".join(f"{source}\t{' '.join(h['tokens'])}\n" for source, h in found), encoding="utf-8")
-    scored = lines_of(dragoman("score", folder, "--tsv", pairs, "--tokens", "--alpha", 0.9).stdout)
-    for row, (_, hypothesis) in zip(scored, found, strict=True):
+    code, scored, _ = in_process("score", folder, "--tsv", pairs, "--tokens", "--alpha", 0.9)
+    assert code == 0
+    for row, (_, hypothesis) in zip(lines_of(scored.encode()), found, strict=True):
         score, log_prob, length = row.split("\t")
         assert float(score) == pytest.approx(hypothesis["score"], abs=1e-4)
         assert float(log_prob) == pytest.approx(hypothesis["log_prob"], abs=1e-4)
@@ -162,37 +177,23 @@ def test_ctrl_c_ends_with_130(folder) -> None:
     assert b"Traceback" not in talk
 
 
-def test_out_is_written_whole_or_not_at_all(dragoman, folder, expected, tmp_path) -> None:
+def test_out_is_written_whole_or_not_at_all(in_process, folder, expected, tmp_path) -> None:
     source, out = tmp_path / "source", tmp_path / "target"
     source.write_text("\n".join(TEXTS), encoding="utf-8")
-    assert dragoman("translate", folder, source, "-o", out).stdout == b""
+    assert in_process("translate", folder, source, "-o", out) == (0, "", "")
     assert lines_of(out.read_bytes()) == expected
-    again = dragoman("translate", folder, source, "-o", out)
-    assert again.returncode == 1
-    assert b"is there already; --force overwrites it" in again.stderr
+    code, _, talk = in_process("translate", folder, source, "-o", out)
+    assert code == 1
+    assert "is there already; --force overwrites it" in talk
     source.write_bytes(b"a dog\n" * 3 + b"a \xc3\x28 dog\n")
-    broken = dragoman("translate", folder, source, "-o", out, "--force")
-    assert broken.returncode == 1
-    assert f"{source}, line 4, byte 20".encode() in broken.stderr
+    code, _, talk = in_process("translate", folder, source, "-o", out, "--force")
+    assert code == 1
+    assert f"{source}, line 4, byte 20" in talk
     assert lines_of(out.read_bytes()) == expected
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
     source.write_bytes(b"a \xc3\x28 dog\n")
-    assert dragoman("translate", folder, source, "-o", out, "--force", "--invalid-utf8", "replace").returncode == 0
+    assert in_process("translate", folder, source, "-o", out, "--force", "--invalid-utf8", "replace")[0] == 0
     assert len(lines_of(out.read_bytes())) == 1
-
-
-@pytest.fixture
-def in_process(monkeypatch, capsys):
-    """The command line without a process of its own; the logging that it sets up is taken back."""
-    log = logging.getLogger("dragoman")
-    monkeypatch.setattr(log, "handlers", log.handlers)
-    monkeypatch.setattr(log, "propagate", log.propagate)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        code = exit_code([*map(str, arguments)])
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def test_what_the_user_did_wrong_is_one_plain_sentence(in_process, folder, tmp_path) -> None:
@@ -220,34 +221,30 @@ def test_what_the_user_did_wrong_is_one_plain_sentence(in_process, folder, tmp_p
     assert output.count("\n") <= 1
 
 
-def test_long_lines(dragoman, folder) -> None:
+def test_long_lines(translate, in_process, folder, tmp_path) -> None:
     long = " ".join(TEXTS * 6)
-    done = dragoman("translate", folder, "--json", "--long-input", "truncate", stdin=f"a dog\n{long}\n".encode())
-    assert [json.loads(line)["truncated"] for line in lines_of(done.stdout)] == [False, True]
-    assert done.stderr.startswith(b"warning: line 2 has ")
-    quiet = dragoman("translate", folder, "--quiet", "--long-input", "truncate", stdin=f"a dog\n{long}\n".encode())
-    assert quiet.stderr == b""
-    done = dragoman("translate", folder, "--json", stdin=f"{long}\n".encode())
-    assert json.loads(done.stdout)["pieces"] > 5
-    done = dragoman("translate", folder, "--long-input", "error", stdin=f"a dog\n{long}\n".encode())
-    assert done.returncode == 1
-    assert b"line 2 has" in done.stderr
+    found, talk = translate(folder, ["a dog", long], "--json", "--long-input", "truncate")
+    assert [json.loads(line)["truncated"] for line in found] == [False, True]
+    assert talk.startswith("warning: line 2 has ")
+    assert translate(folder, ["a dog", long], "--quiet", "--long-input", "truncate")[1] == ""
+    found, _ = translate(folder, [long], "--json")
+    assert json.loads(found[0])["pieces"] > 5
+    code, _, talk = in_process("translate", folder, tmp_path / "to-translate", "--long-input", "error")
+    assert code == 1
+    assert "line 1 has" in talk
 
 
-def test_ensemble_draft_and_alignment(dragoman, folder, expected) -> None:
+def test_ensemble_draft_and_alignment(translate, folder, expected) -> None:
     other = folder.parent / "other"
-    source = "\n".join(TEXTS).encode()
-    twice = dragoman("translate", folder, "--ensemble", folder, stdin=source)
-    assert lines_of(twice.stdout) == expected
-    both = dragoman("translate", folder, "--ensemble", other, "--json", stdin=source)
-    reverse = dragoman("translate", other, "--ensemble", folder, "--json", stdin=source)
-    assert lines_of(both.stdout) != expected
-    for a, b in zip(map(json.loads, lines_of(both.stdout)), map(json.loads, lines_of(reverse.stdout)), strict=True):
+    assert translate(folder, TEXTS, "--ensemble", folder)[0] == expected
+    both, _ = translate(folder, TEXTS, "--ensemble", other, "--json")
+    reverse, _ = translate(other, TEXTS, "--ensemble", folder, "--json")
+    assert [json.loads(line)["text"] for line in both] != expected
+    for a, b in zip(map(json.loads, both), map(json.loads, reverse), strict=True):
         assert a["text"] == b["text"]
         assert a["score"] == pytest.approx(b["score"], abs=1e-4)
-    greedy = dragoman("translate", folder, "--greedy", stdin=source)
-    assert dragoman("translate", folder, "--greedy", "--draft", other, stdin=source).stdout == greedy.stdout
-    aligned = lines_of(dragoman("translate", folder, "--alignment", stdin=source).stdout)
+    assert translate(folder, TEXTS, "--greedy", "--draft", other) == translate(folder, TEXTS, "--greedy")
+    aligned, _ = translate(folder, TEXTS, "--alignment")
     for line, text in zip(aligned, expected, strict=True):
         told, pairs = line.split("\t")
         assert told == text
@@ -255,18 +252,19 @@ def test_ensemble_draft_and_alignment(dragoman, folder, expected) -> None:
         assert targets == list(range(len(targets)))
 
 
-def test_models_with_other_tokenizers_cannot_work_together(dragoman, folder, tmp_path) -> None:
+def test_models_with_other_tokenizers_cannot_work_together(in_process, folder, tmp_path) -> None:
     tokenizer = train_tokenizer([*TEXTS * 5, "zebra"], TokenizerConfig(vocab_size=310), tmp_path / "t", seed=1)
     spec = PaperSpec(n_layers=1, d_model=16, d_ff=24, n_heads=2)
     model = spec.build(len(tokenizer), tokenizer.pad_id)
     save_model(tmp_path / "stranger", model, tokenizer, RunConfig(DataConfig(), model=spec))
-    done = dragoman("translate", folder, "--ensemble", tmp_path / "stranger", stdin=b"a dog\n")
-    assert done.returncode == 1
-    assert b"only models with the same tokenizer can work together" in done.stderr
+    (tmp_path / "source").write_text("a dog\n", encoding="utf-8")
+    code, _, talk = in_process("translate", folder, tmp_path / "source", "--ensemble", tmp_path / "stranger")
+    assert code == 1
+    assert "only models with the same tokenizer can work together" in talk
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
-def test_other_precisions_answer(dragoman, folder, precision) -> None:
-    done = dragoman("translate", folder, "--precision", precision, stdin="\n".join(TEXTS).encode())
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert len(lines_of(done.stdout)) == len(TEXTS)
+def test_other_precisions_answer(translate, folder, precision) -> None:
+    found, talk = translate(folder, TEXTS, "--precision", precision)
+    assert len(found) == len(TEXTS)
+    assert talk == ""
