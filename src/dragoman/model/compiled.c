@@ -83,6 +83,33 @@ INLINE vec drop(vec x, const int16_t *bits, int threshold, vec scale) {
     return (vec)((ivec)(x * scale) & keep);
 }
 
+/* 16 x 16 in registers: in four rounds the halves of pairs of rows, 8, 4, 2 and 1 apart, change places. */
+#define SWAP(h)                                                                                              \
+    for (int i = 0; i < 16; i++)                                                                             \
+        if (!(i & h)) {                                                                                      \
+            vec a = r[i], b = r[i + h];                                                                      \
+            r[i] = __builtin_shufflevector(a, b, FIRST_##h);                                                 \
+            r[i + h] = __builtin_shufflevector(a, b, SECOND_##h);                                            \
+        }
+#define FIRST_1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
+#define SECOND_1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
+#define FIRST_2 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define SECOND_2 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+#define FIRST_4 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
+#define SECOND_4 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
+#define FIRST_8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define SECOND_8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+INLINE void transpose(vec r[16]) {
+#pragma GCC unroll 16
+    SWAP(8)
+#pragma GCC unroll 16
+    SWAP(4)
+#pragma GCC unroll 16
+    SWAP(2)
+#pragma GCC unroll 16
+    SWAP(1)
+}
+
 /* rows x 16*vectors block of C = A B (or C += A B); A is read element by element, so any strides will do. */
 INLINE void block(const int rows, const int vectors, long depth, const float *a, long row_step, long depth_step,
                   const float *b, long ldb, float *c, long ldc, int add) {
@@ -263,6 +290,25 @@ int NAME(relu_backward)(long n, long d, const T *h, T *dh, float *dbias) {
     return 0;
 }
 
+/* x [s, width] of one head -> its transpose [width, w], w >= s a multiple of 16, with zeros beyond s; and x itself. */
+static void NAME(turn)(long s, long width, const T *x, long step, float *transposed, long w, float *plain) {
+    for (long i = 0; i < w; i += 16)
+        for (long j = 0; j < width; j += 16) {
+            vec r[16];
+            if (i + 16 <= s) {
+#pragma GCC unroll 16
+                for (int e = 0; e < 16; e++) r[e] = LOAD(x + (i + e) * step + j);
+            } else {
+                for (int e = 0; e < 16; e++) r[e] = i + e < s ? LOAD(x + (i + e) * step + j) : splat(0.0f);
+            }
+            if (plain)
+                for (int e = 0; e < 16 && i + e < s; e++) store_float(plain + (i + e) * width + j, r[e]);
+            transpose(r);
+#pragma GCC unroll 16
+            for (int e = 0; e < 16; e++) store_float(transposed + (j + e) * w + i, r[e]);
+        }
+}
+
 /* Attention of packed sentences; head h of row i is q + i * q_step + h * K. Keeps log sum exp of the scores [n, H]. */
 int NAME(attention_forward)(long sentences, long H, long K, long V, const int64_t *q_start, const int64_t *q_length,
                             const int64_t *k_start, const int64_t *k_length, long most_q, long most_k, int causal,
@@ -287,13 +333,7 @@ int NAME(attention_forward)(long sentences, long H, long K, long V, const int64_
             }
             for (long i = 0; i < t; i++)
                 for (long j = 0; j < K; j += 16) store_float(Q + i * K + j, LOAD(qh + i * q_step + j) * scale);
-            for (long i = 0; i < s; i++)
-                for (long j = 0; j < K; j += 16) {
-                    vec x = LOAD(kh + i * k_step + j);
-                    for (int e = 0; e < 16; e++) KT[(j + e) * w + i] = x[e];
-                }
-            for (long i = s; i < w; i++)
-                for (long j = 0; j < K; j++) KT[j * w + i] = 0.0f;
+            NAME(turn)(s, K, kh, k_step, KT, w, NULL);
             for (long i = 0; i < s; i++)
                 for (long j = 0; j < V; j += 16) store_float(W + i * V + j, LOAD(vh + i * v_step + j));
             multiply(t, w, K, Q, K, 1, KT, w, P, w, 0);
@@ -327,9 +367,9 @@ int NAME(attention_backward)(long sentences, long H, long K, long V, const int64
                              const float *lse, const T *grad, long grad_step, T *dq, long dq_step, T *dk, long dk_step,
                              T *dv, long dv_step) {
     long wide = up16(most_k), per_head = most_q > most_k ? most_q : most_k, widest = K > V ? K : V;
-    float *work = floats(most_q * K + 2 * most_k * K + widest * wide + most_q * V + 2 * most_q * wide + per_head * widest);
+    float *work = floats(most_q * K + most_k * K + widest * wide + most_q * V + 2 * most_q * wide + per_head * widest);
     if (!work) return 1;
-    float *Q = work, *KF = Q + most_q * K, *KT = KF + 2 * most_k * K, *G = KT + widest * wide, *P = G + most_q * V;
+    float *Q = work, *KF = Q + most_q * K, *KT = KF + most_k * K, *G = KT + widest * wide, *P = G + most_q * V;
     float *S = P + most_q * wide, *out = S + most_q * wide;
     for (long b = 0; b < sentences; b++)
         for (long h = 0; h < H; h++) {
@@ -343,14 +383,7 @@ int NAME(attention_backward)(long sentences, long H, long K, long V, const int64
             }
             for (long i = 0; i < t; i++)
                 for (long j = 0; j < K; j += 16) store_float(Q + i * K + j, LOAD(qh + i * q_step + j) * scale);
-            for (long i = 0; i < s; i++)
-                for (long j = 0; j < K; j += 16) {
-                    vec x = LOAD(kh + i * k_step + j);
-                    store_float(KF + i * K + j, x);
-                    for (int e = 0; e < 16; e++) KT[(j + e) * w + i] = x[e];
-                }
-            for (long i = s; i < w; i++)
-                for (long j = 0; j < K; j++) KT[j * w + i] = 0.0f;
+            NAME(turn)(s, K, kh, k_step, KT, w, KF);
             for (long i = 0; i < t; i++)
                 for (long j = 0; j < V; j += 16) store_float(G + i * V + j, LOAD(gh + i * grad_step + j));
             multiply(t, w, K, Q, K, 1, KT, w, P, w, 0);
@@ -364,13 +397,7 @@ int NAME(attention_backward)(long sentences, long H, long K, long V, const int64
             for (long i = 0; i < s; i++)
                 for (long j = 0; j < V; j += 16)
                     STORE(dv + (k_start[b] + i) * dv_step + h * V + j, load_float(out + i * V + j));
-            for (long i = 0; i < s; i++)
-                for (long j = 0; j < V; j += 16) {
-                    vec x = LOAD(vh + i * v_step + j);
-                    for (int e = 0; e < 16; e++) KT[(j + e) * w + i] = x[e];
-                }
-            for (long i = s; i < w; i++)
-                for (long j = 0; j < V; j++) KT[j * w + i] = 0.0f;
+            NAME(turn)(s, V, vh, v_step, KT, w, NULL);
             multiply(t, w, V, G, V, 1, KT, w, S, w, 0); /* dP = G V^T */
             for (long i = 0; i < t; i++) {
                 vec dot = splat(0.0f);

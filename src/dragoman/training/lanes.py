@@ -62,6 +62,7 @@ class Lanes:
             raise ValueError(f"precision must be float32 or bfloat16, not {precision!r}")
         self._threads = max(torch.get_num_threads() // self.n, 1)
         self._joined = Joined(model, DTYPES[precision], kernels)
+        self.kernels = self._joined.kernels
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._pool = ThreadPoolExecutor(self.n, thread_name_prefix="lane")
         keep_large_blocks()

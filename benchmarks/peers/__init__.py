@@ -1,0 +1,1 @@
+"""Other people's models in the training loop that someone who knows PyTorch would write around them."""
