@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,24 @@ def test_few_dependencies_and_each_is_argued(pyproject: dict[str, Any]) -> None:
         name = re.match(r"[\w.-]+", requirement)
         assert name
         assert name[0] in text, f"{requirement} is not argued in CONTRIBUTING.md"
+
+
+def test_every_import_is_declared(pyproject: dict[str, Any]) -> None:
+    project = pyproject["project"]
+    requirements = [
+        *project["dependencies"],
+        *(each for some in project["optional-dependencies"].values() for each in some),
+    ]
+    declared = {re.split(r"[^\w.-]", each)[0].replace("-", "_") for each in requirements}
+    # transformers depends on tokenizers, fastapi on starlette: which versions go together is theirs to say.
+    declared |= {"tokenizers", "starlette"}
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                root = name.split(".")[0]
+                assert root in declared | {"dragoman"} | sys.stdlib_module_names, f"{path.name} imports {name}"
 
 
 def test_the_licence_is_the_one_that_is_named(pyproject: dict[str, Any]) -> None:

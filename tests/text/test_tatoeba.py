@@ -15,7 +15,7 @@ from dragoman.errors import DataError
 from dragoman.text import download, tatoeba
 from dragoman.text.catalogue import Tatoeba, Wheel
 from dragoman.text.sources import make
-from dragoman.text.split import leak_key
+from dragoman.text.splits import leak_key
 
 from .conftest import Site
 

@@ -16,7 +16,7 @@ from dragoman.errors import DataError
 from dragoman.text.archive import unpack
 from dragoman.text.catalogue import Address, Part, Published
 from dragoman.text.lines import open_text, read_chunks, read_lines
-from dragoman.text.split import leak_key
+from dragoman.text.splits import leak_key
 from dragoman.text.workshop import Workshop
 
 _SEGMENT = re.compile(r"<seg[^>]*>(.*?)</seg>", re.IGNORECASE)

@@ -16,7 +16,7 @@ from dragoman.text.archive import member_of_zip
 from dragoman.text.catalogue import Tatoeba, Wheel, host
 from dragoman.text.download import Fetched, UnreachableError, file_sha256
 from dragoman.text.lines import Faults, Reader, lines_of, read_lines
-from dragoman.text.split import split, tidy
+from dragoman.text.splits import split, tidy
 from dragoman.text.workshop import Workshop
 
 Linked = tuple[int, str, int, str]
