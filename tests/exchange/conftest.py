@@ -163,3 +163,57 @@ def copy_of(marian: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Pa
         return Path(shutil.copytree(marian(name), tmp_path / f"{name}-copy"))
 
     return get
+
+
+PAPER_SIZES = {"n_layers": 2, "d_model": 24, "d_ff": 40, "n_heads": 3}
+
+
+def make_paper(folder: Path, kind: str = "bpe", spec: Any = None) -> Path:
+    """A model folder of our own with random weights, large enough for logits to differ clearly."""
+    from dragoman.checkpoints.store import save_model
+    from dragoman.model.choices import PaperSpec
+    from dragoman.run import RunConfig
+    from dragoman.text.corpus import DataConfig
+    from dragoman.tokens.tokenizer import TokenizerConfig, train_tokenizer
+
+    config = TokenizerConfig(kind=kind, vocab_size=520, byte_fallback=True)
+    words = [*sentences(400, 1), *sentences(400, 2), "日本，你好。", "Straße 3.14"]
+    tokenizer = train_tokenizer(words, config, folder, seed=1, log=lambda *words: None)
+    spec = spec or PaperSpec(**PAPER_SIZES)
+    torch.manual_seed(5)
+    model = spec.build(len(tokenizer), tokenizer.pad_id).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm.weight" in name else 0.0, 0.1 if parameter.dim() == 1 else 0.2)
+        # Random bytes are no text, and tokenizers show such runs each in their own way: keep them unlikely.
+        rows = [tokenizer.piece_to_id(f"<0x{byte:02X}>") for byte in range(256)]
+        model.generator.weight[rows] *= 0.01
+    data = DataConfig(src_lang="en", tgt_lang="de", train="somewhere/train.tsv", max_length=200)
+    save_model(folder, model, tokenizer, RunConfig(data=data, tokenizer=config, model=spec))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ours(tmp_path_factory: pytest.TempPathFactory, marian: Callable[[str], Path]) -> Callable[[str], Path]:
+    """Model folders of ours: `paper`, `unigram`, `pre_norm`, and imported ones by the name of their shape."""
+    from dragoman.exchange.huggingface import import_folder
+    from dragoman.model.choices import EncoderDecoderSpec, Positionwise, PreLN
+
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name in made:
+            return made[name]
+        folder = tmp_path_factory.mktemp("ours") / name
+        if name == "pre_norm":
+            gelu = Positionwise(activation="gelu")
+            spec = EncoderDecoderSpec(**PAPER_SIZES, residual=PreLN(), feed_forward=gelu, tie_output=False)
+            make_paper(folder, spec=spec)
+        elif name in ("paper", "unigram"):
+            make_paper(folder, "bpe" if name == "paper" else "unigram")
+        else:
+            import_folder(marian(name), folder)
+        made[name] = folder
+        return folder
+
+    return get
