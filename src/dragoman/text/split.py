@@ -101,9 +101,9 @@ def _between_characters(text: str, limit: int, count: Count) -> list[str]:
             else:
                 high = middle - 1
         end = start + low
-        while end < len(text) and end > start + 1 and _clings(text, end):
+        while end > start and _clings(text, end):
             end -= 1
-        if end == start + 1 and _clings(text, end):  # one character with more marks than fit: torn after all
+        if end == start:  # one character with more marks than fit: torn after all
             end = start + low
         pieces.append(text[start:end])
         start = end
@@ -112,4 +112,4 @@ def _between_characters(text: str, limit: int, count: Count) -> list[str]:
 
 def _clings(text: str, at: int) -> bool:
     """Whether the character at `at` belongs to the one before it."""
-    return unicodedata.category(text[at]) in ("Mn", "Mc", "Me", "Cf") or text[at - 1] == _JOINER
+    return at < len(text) and (unicodedata.category(text[at]) in ("Mn", "Mc", "Me", "Cf") or text[at - 1] == _JOINER)
