@@ -139,6 +139,10 @@ class Loop:
         if share.n_tokens == 0:
             self.empty += 1
             return None
+        with self.gradients.alone():
+            return self._update(share, begun, minutes)
+
+    def _update(self, share: Share, begun: float, minutes: float) -> Report | None:
         self.model.train()
         loss, plain = self.gradients.of(share, self.scale.value, self._seed(share.position))
         norm = self._unscaled_norm()
