@@ -370,3 +370,19 @@ def test_chinese_pieces_are_joined_without_spaces() -> None:
     assert join(["你好。", "世界！"]) == "你好。世界！"
     assert join(["Ja.", "Nein.", "", "Doch."]) == "Ja. Nein. Doch."
     assert join(["안녕.", "세계"]) == "안녕. 세계"
+
+
+def test_what_is_to_be_kept_comes_through(translator) -> None:
+    """Random models keep nothing of their own accord; the rest of the line is translated around it."""
+    line = "the cat {name} sat on <b>a mat</b>."
+    options = {"keep": (r"\{\w+\}", r"</?\w+>"), "greedy": True}
+    plain, kept, blank = translator.translate(["a dog.", line, ""], **options)
+    first, second, third, last = (translator.translate(s, greedy=True) for s in ("the cat", "sat on", "a mat", "."))
+    assert kept.text == f"{first.text} {{name}} {second.text} <b>{third.text}</b>{last.text}"
+    assert kept.log_prob == pytest.approx(sum(t.log_prob for t in (first, second, third, last)), abs=1e-4)
+    assert (kept.pieces, kept.line, kept.source) == (4, 2, line)
+    assert plain.text == translator.translate("a dog.", greedy=True).text
+    assert blank.text == ""
+    assert translator.translate("{a}", keep=[r"\{a\}"]).text == "{a}"
+    with pytest.raises(ConfigError, match="keep '\\(' is not a regular expression"):
+        translator.translate("a dog.", keep=("(",))

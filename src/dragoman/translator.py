@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import logging
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +20,7 @@ from dragoman import config as toml
 from dragoman.decoding.engine import Job, Rules, decode, unroll
 from dragoman.decoding.length import score as score_of
 from dragoman.decoding.options import DecodingConfig
+from dragoman.decoding.translation import Hypothesis, Translation
 from dragoman.errors import ConfigError, DataError
 from dragoman.text.corpus import DataConfig
 from dragoman.text.normalise import is_blank
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
     from dragoman.decoding.search import Hypothesis as TokenHypothesis
     from dragoman.tokens.tokenizer import Tokenizer
 
+__all__ = ["Defaults", "Hypothesis", "Translation", "Translator", "load"]
+
 log = logging.getLogger("dragoman")
 
 Precision = Literal["float32", "bfloat16", "int8"]
@@ -34,103 +40,6 @@ CHUNK = 4096
 """Most lines that `stream` holds at once; it starts with a few, so that the first answers come soon."""
 FIRST_CHUNK = 64
 CHUNK_CHARACTERS = 4_000_000
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """One translation of a line."""
-
-    text: str
-    score: float
-    """log_prob divided by the length penalty."""
-    log_prob: float
-    """Natural logarithm of the model's probability of the tokens."""
-    length: int
-    """Tokens, EOS included."""
-    finished: bool
-    """False where the length cap came before EOS."""
-    tokens: list[str]
-    """Pieces, with EOS at the end when finished."""
-    token_log_probs: list[float]
-    alignment: list[tuple[int, int]] | None = None
-    """(source token, target token) pairs where asked for, both counted from 0."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON has them; `alignment` only where it was asked for."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        if self.alignment is None:
-            del fields["alignment"]
-        return fields
-
-
-@dataclass(frozen=True)
-class Translation:
-    """What became of one line. `text` to `token_log_probs` are those of the first hypothesis."""
-
-    line: int
-    """Counted from 1."""
-    source: str
-    """As it was given."""
-    hypotheses: list[Hypothesis]
-    """Best first, or samples in the order of their draws; none for a blank line."""
-    truncated: bool = False
-    """Whether the end of the source was left out (`long_input = "truncate"`)."""
-    pieces: int = 1
-    """How many parts the line was translated in."""
-    source_tokens: list[str] | None = None
-    """What an alignment counts; None where none was asked for."""
-
-    @property
-    def text(self) -> str:
-        return self.hypotheses[0].text if self.hypotheses else ""
-
-    @property
-    def score(self) -> float | None:
-        return self.hypotheses[0].score if self.hypotheses else None
-
-    @property
-    def log_prob(self) -> float | None:
-        return self.hypotheses[0].log_prob if self.hypotheses else None
-
-    @property
-    def length(self) -> int:
-        return self.hypotheses[0].length if self.hypotheses else 0
-
-    @property
-    def finished(self) -> bool:
-        return self.hypotheses[0].finished if self.hypotheses else True
-
-    @property
-    def tokens(self) -> list[str]:
-        return self.hypotheses[0].tokens if self.hypotheses else []
-
-    @property
-    def token_log_probs(self) -> list[float]:
-        return self.hypotheses[0].token_log_probs if self.hypotheses else []
-
-    @property
-    def alignment(self) -> list[tuple[int, int]] | None:
-        return self.hypotheses[0].alignment if self.hypotheses else None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON object of `translate --json`."""
-        found = {
-            "line": self.line,
-            "source": self.source,
-            "text": self.text,
-            "score": self.score,
-            "log_prob": self.log_prob,
-            "length": self.length,
-            "finished": self.finished,
-            "tokens": self.tokens,
-            "token_log_probs": self.token_log_probs,
-            "hypotheses": [hypothesis.as_dict() for hypothesis in self.hypotheses],
-            "truncated": self.truncated,
-            "pieces": self.pieces,
-        }
-        if self.source_tokens is not None:
-            found["source_tokens"] = self.source_tokens
-        return found
 
 
 Target = str | Sequence[str] | Hypothesis | Translation
@@ -274,8 +183,9 @@ class Translator:
         if wrong:
             raise ConfigError(sorted(wrong))
         given = {name: value for name, value in options.items() if value is not None}
-        if isinstance(given.get("ban"), str):
-            given["ban"] = (given["ban"],)
+        for name in ("ban", "keep"):
+            if isinstance(given.get(name), str):
+                given[name] = (given[name],)
         # Asking for one way of searching takes back the config's choice of another.
         if given.get("greedy"):
             given = {"sample": False, "n_best": 1, **given}
@@ -305,7 +215,37 @@ class Translator:
             results.append(Translation(number, line, hypotheses, plan.truncated, max(1, len(plan.jobs))))
             if plan.jobs and not results[-1].text.strip():
                 log.warning("line %d: the translation of a line that is not blank is empty", number)
-        return self._aligned(results, plans, options) if options.alignment else results
+        if options.alignment:
+            results = self._aligned(results, plans, options)
+        return self._kept(results, options) if options.keep else results
+
+    def _kept(self, translations: list[Translation], options: DecodingConfig) -> list[Translation]:
+        """The same, but where what `keep` matches was lost or changed: there the rest is translated around it."""
+        pattern = re.compile("|".join(f"(?:{each})" for each in options.keep))
+        cuts: dict[int, list[str]] = {}  # what is to translate and what is to keep, in turns
+        for i, translation in enumerate(translations):
+            source = self.tokenizer.normalise(_one_line(translation.source))
+            spans = [match.span() for match in pattern.finditer(source) if match.group()]
+            wanted = Counter(source[start:end] for start, end in spans)
+            if any(translation.text.count(text) < n for text, n in wanted.items()):
+                ends = [0, *(place for span in spans for place in span), len(source)]
+                cuts[i] = [source[start:end] for start, end in itertools.pairwise(ends)]
+        if not cuts:
+            return translations
+        plain = dataclasses.replace(options, keep=(), prefix="", alignment=False, n_best=1)
+        found = iter(self._translate([text for parts in cuts.values() for text in parts[::2]], plain, 1))
+        results = list(translations)
+        for i, parts in cuts.items():
+            translated = [next(found) for _ in parts[::2]]
+            text = ""
+            for k, part in enumerate(parts):
+                before = part[: len(part) - len(part.lstrip())]
+                after = part[len(part.rstrip()) :] if part.strip() else ""
+                text += part if k % 2 else before + translated[k // 2].text + after
+            whole = [each.hypotheses[0] for each in translated if each.hypotheses]
+            hypothesis = dataclasses.replace(self._sum(whole, options), text=text)
+            results[i] = dataclasses.replace(translations[i], hypotheses=[hypothesis], pieces=max(1, len(whole)))
+        return results
 
     def _plan(self, lines: list[str], options: DecodingConfig, first_line: int) -> list[_Plan]:
         """The jobs of each line: none for a blank one, several for one that is split."""
@@ -373,22 +313,21 @@ class Translator:
         ]
         if len(texts) <= 1:
             return texts[0] if texts else []
-        whole = []
-        for parts in zip(*texts, strict=False):
-            log_prob = sum(part.log_prob for part in parts)
-            length = sum(part.length for part in parts)
-            whole.append(
-                Hypothesis(
-                    join([part.text for part in parts]),
-                    score_of(log_prob, length, options.alpha, options.penalty),
-                    log_prob,
-                    length,
-                    all(part.finished for part in parts),
-                    [token for part in parts for token in part.tokens],
-                    [log_prob for part in parts for log_prob in part.token_log_probs],
-                )
-            )
-        return whole
+        return [self._sum(parts, options) for parts in zip(*texts, strict=False)]
+
+    def _sum(self, parts: Sequence[Hypothesis], options: DecodingConfig) -> Hypothesis:
+        """Parts of a line as one: log-probabilities and lengths are sums, the score follows by the rule."""
+        log_prob = sum(part.log_prob for part in parts)
+        length = sum(part.length for part in parts)
+        return Hypothesis(
+            join([part.text for part in parts]),
+            score_of(log_prob, length, options.alpha, options.penalty),
+            log_prob,
+            length,
+            all(part.finished for part in parts),
+            [token for part in parts for token in part.tokens],
+            [each for part in parts for each in part.token_log_probs],
+        )
 
     def _hypothesis(
         self, ids: list[int], log_prob: float, log_probs: list[float], finished: bool, options: DecodingConfig

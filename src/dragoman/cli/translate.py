@@ -52,6 +52,10 @@ def command(
     ban: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Never generate the tokens of this; again for more.")
     ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="REGEX", help="What this matches comes through unchanged; again for more."),
+    ] = None,
     ensemble: Annotated[
         list[Path] | None, typer.Option(metavar="MODEL", help="Average with this model; again for more.")
     ] = None,
@@ -115,6 +119,7 @@ def command(
         "no_repeat_ngram": no_repeat_ngram,
         "prefix": prefix,
         "ban": ban or None,
+        "keep": keep or None,
         "alignment": alignment or None,
         "long_input": long_input,
         "batch_tokens": batch_tokens,

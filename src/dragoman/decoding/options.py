@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,6 +47,8 @@ class DecodingConfig:
     """Text that every translation begins with."""
     ban: tuple[str, ...] = ()
     """Texts whose token sequences are never generated."""
+    keep: tuple[str, ...] = ()
+    """Regular expressions of what must come through unchanged, such as placeholders and tags."""
     alignment: bool = False
     """Report which source token each target token attended to most."""
     long_input: LongInput = "split"
@@ -75,6 +78,11 @@ class DecodingConfig:
             wrong.append(f"top_p must be above 0 and at most 1, not {self.top_p}")
         if not 0 <= self.min_p <= 1:
             wrong.append(f"min_p must be from 0 to 1, not {self.min_p}")
+        for pattern in self.keep:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                wrong.append(f"keep {pattern!r} is not a regular expression: {error}")
         if self.greedy and self.sample:
             wrong.append("greedy and sample exclude each other: choose one")
         elif self.greedy and self.n_best > 1:
