@@ -20,8 +20,10 @@ from dragoman.errors import DataError
 from dragoman.text.corpus import Corpus, DataConfig
 from dragoman.tokens.tokenizer import Tokenizer
 
-# A file that changes twice within the clock's grain keeps its time: one this fresh at the look is not trusted later.
-_FRESH_NS = 2_000_000_000
+# A file that changes twice within its clock's grain keeps its time, so one that was this fresh at the look is not
+# trusted later. Whole seconds are the sign of a file system that counts no finer.
+_GRAIN_NS = 100_000_000
+_COARSE_GRAIN_NS = 2_000_000_000
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,9 @@ def look(path: str | os.PathLike[str], known: FileFacts | None) -> FileFacts:
             raise DataError(
                 f"{path} is not a regular file: a corpus is read more than once, so write it to a file first"
             )
+        grain = _GRAIN_NS if stat.st_mtime_ns % 1_000_000_000 else _COARSE_GRAIN_NS
         seen_before = known is not None and (known.size, known.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
-        if known is not None and seen_before and known.mtime_ns < known.looked_ns - _FRESH_NS:
+        if known is not None and seen_before and known.mtime_ns < known.looked_ns - grain:
             return known
         with Path(path).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
