@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,7 +44,9 @@ class HuggingFace:
         logging.getLogger("transformers").setLevel(logging.ERROR)
         transformers.utils.logging.disable_progress_bar()
         self.version = f"transformers {transformers.__version__}"
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it recommends a package that it does not use for this
+            self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self.model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, local_files_only=True).eval()
         self.eos_id = tokenizer.eos_id
 
