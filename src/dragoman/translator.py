@@ -20,6 +20,7 @@ from dragoman import config as toml
 from dragoman.decoding.engine import Job, Rules, decode, unroll
 from dragoman.decoding.length import score as score_of
 from dragoman.decoding.options import DecodingConfig
+from dragoman.decoding.precision import Prepared
 from dragoman.decoding.translation import Hypothesis, Translation
 from dragoman.errors import ConfigError, DataError
 from dragoman.text.corpus import DataConfig
@@ -76,16 +77,26 @@ class Translator:
     """A model that takes text and gives text."""
 
     def __init__(
-        self, model: Any, tokenizer: Tokenizer, config: Any = None, *, draft: Any = None, device: Any = None
+        self,
+        model: Any,
+        tokenizer: Tokenizer,
+        config: Any = None,
+        *,
+        draft: Any = None,
+        device: Any = None,
+        precision: Precision = "float32",
     ) -> None:
         """model: a `Decodable`; config: a RunConfig, or anything with `data` and `decoding`.
 
-        draft: a faster model over the same vocabulary, for speculative decoding.
+        draft: a faster model over the same vocabulary, for speculative decoding; precision: what is decoded in, while
+        the model stays as it is.
         """
         self.model = model
+        self._search_form = Prepared(model, precision)
         self.tokenizer = tokenizer
         self.config: Any = Defaults() if config is None else config
         self.draft = draft
+        self._draft_form = None if draft is None else Prepared(draft, precision)
         self.device = device if device is not None else _device_of(model)
 
     @overload
@@ -135,7 +146,7 @@ class Translator:
         before: list[str] = []
         for job in plan.jobs:
             ids: list[int] = []
-            for ids in unroll(self.model, job, chosen, self._rules(chosen), device=self.device):
+            for ids in unroll(self._search_form.form(), job, chosen, self._rules(chosen), device=self.device):
                 yield join([*before, self.tokenizer.decode(ids)])
             before.append(self.tokenizer.decode(ids))
 
@@ -160,7 +171,7 @@ class Translator:
         from dragoman.decoding.force import token_log_probs
 
         found = token_log_probs(
-            self.model,
+            self.model if self._search_form.precision == "float32" else self._search_form.form(),
             sources,
             targets,
             tokenizer.bos_id,
@@ -197,6 +208,12 @@ class Translator:
             raise ConfigError("a draft model takes part in greedy search and in sampling: ask for greedy or sample")
         return chosen
 
+    def _searcher(self) -> Any:
+        """What searches: where a draft proposes, float32 is checked by whole passes of the model itself."""
+        if self._draft_form is not None and self._search_form.precision == "float32":
+            return self.model
+        return self._search_form.form()
+
     # The way of a chunk of lines: plan, decode, put together.
 
     def _translate(self, lines: list[str], options: DecodingConfig, first_line: int) -> list[Translation]:
@@ -204,8 +221,9 @@ class Translator:
             return []
         plans = self._plan(lines, options, first_line)
         jobs = [job for plan in plans for job in plan.jobs]
+        draft = None if self._draft_form is None else self._draft_form.form()
         found = iter(
-            decode(self.model, jobs, options, self._rules(options), device=self.device, draft=self.draft)
+            decode(self._searcher(), jobs, options, self._rules(options), device=self.device, draft=draft)
             if jobs
             else []
         )
@@ -232,7 +250,7 @@ class Translator:
                 cuts[i] = [source[start:end] for start, end in itertools.pairwise(ends)]
         if not cuts:
             return translations
-        plain = dataclasses.replace(options, keep=(), prefix="", alignment=False, n_best=1)
+        plain = dataclasses.replace(options, keep=(), prefix="", min_length=0, alignment=False, n_best=1)
         found = iter(self._translate([text for parts in cuts.values() for text in parts[::2]], plain, 1))
         results = list(translations)
         for i, parts in cuts.items():
@@ -410,16 +428,15 @@ def load(
     """
     from dragoman.checkpoints.store import load_model
     from dragoman.decoding.ensemble import Ensemble, check_members
-    from dragoman.decoding.precision import converted
 
     check_device(device)
     folders = [folder, *ensemble, *([] if draft is None else [draft])]
     loaded = [load_model(each, device) for each in folders]
     check_members([str(each) for each in folders], [one.tokenizer for one in loaded])
-    models = [converted(one.model, precision) for one in loaded]
+    models = [one.model for one in loaded]
     proposer = None if draft is None else models.pop()
     model = models[0] if len(models) == 1 else Ensemble(models)
-    return Translator(model, loaded[0].tokenizer, loaded[0].config, draft=proposer, device=device)
+    return Translator(model, loaded[0].tokenizer, loaded[0].config, draft=proposer, device=device, precision=precision)
 
 
 def check_device(device: str) -> None:
