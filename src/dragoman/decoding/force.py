@@ -76,8 +76,9 @@ def _forced(
         return tgt_out.float()
     bos = torch.full_like(tgt_out[:, :1], bos_id)
     tgt_in = torch.cat([bos, tgt_out[:, :-1]], dim=1)  # shifted right
-    if bos_id == pad_id:
-        # A whole pass takes a pad for nothing to see, wherever it stands; here it is where decoding starts.
+    if bos_id == pad_id or not callable(model):
+        # A whole pass takes a pad for nothing to see, wherever it stands; here it is where decoding starts. And what is
+        # made for decoding alone has no whole pass.
         logits = _stepped(model, src, src_mask, tgt_in)
     else:
         logits = model(src, tgt_in, src_mask)  # [B, T, V]

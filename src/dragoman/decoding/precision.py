@@ -1,27 +1,67 @@
-"""The number formats that a model can be run in. float32 is the one that every promise is made for."""
+"""The form that a model decodes in: packed for this machine's cores where that is possible, in a precision by choice.
+
+float32 is what every promise is made for. bfloat16 and int8 keep these: a batch and its order change nothing but
+rounding, and scores can be recomputed in the same precision. They do not keep the translations of float32.
+"""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
+from dragoman.decoding.continuous import ContinuousDecoder
+from dragoman.decoding.ensemble import Ensemble
 from dragoman.errors import ConfigError
+from dragoman.model.native.calls import Precision
+from dragoman.model.packed import PackedWeights, can_pack
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 
 
-def converted(model: Any, precision: str) -> Any:
-    """The model for inference in `precision`; the one that is given stays as it is. Raises ConfigError."""
-    if precision == "float32":
+class Prepared:
+    """A model in the form that it decodes in, made when first asked for and again when its weights have changed."""
+
+    def __init__(self, model: Any, precision: str) -> None:
+        """Raises ConfigError for a precision that is not known."""
+        if precision not in PRECISIONS:
+            raise ConfigError(f"precision {precision!r} is unknown: one of {', '.join(PRECISIONS)}")
+        self.model = model
+        self.precision = precision
+        self._form: Any = None
+        self._made_from: tuple[int, ...] = ()
+
+    def form(self) -> Any:
+        """The `Decodable` to search with; the model that was given stays as it is."""
+        members = self.model.models if isinstance(self.model, Ensemble) else (self.model,)
+        versions = tuple(
+            parameter._version
+            for member in members
+            if isinstance(member, nn.Module)
+            for parameter in member.parameters()
+        )
+        if self._form is None or versions != self._made_from:
+            self._form = prepared(self.model, self.precision)
+            self._made_from = versions
+        return self._form
+
+
+def prepared(model: Any, precision: str) -> Any:
+    """The model for decoding in `precision`; the one that is given stays as it is."""
+    if isinstance(model, Ensemble):
+        return Ensemble([prepared(member, precision) for member in model.models])
+    if not isinstance(model, nn.Module):
         return model
+    if can_pack(model):
+        return ContinuousDecoder(PackedWeights(model, cast("Precision", precision)))
     if precision == "bfloat16":
         return copy.deepcopy(model).to(torch.bfloat16).eval()
     if precision == "int8":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the module's own talk of where it will move
-            return torch.ao.quantization.quantize_dynamic(model.float().eval(), {nn.Linear}, dtype=torch.qint8)
-    raise ConfigError(f"precision {precision!r} is unknown: one of {', '.join(PRECISIONS)}")
+            quantize: Any = torch.ao.quantization.quantize_dynamic
+            return quantize(model.float().eval(), {nn.Linear}, dtype=torch.qint8)
+    return model

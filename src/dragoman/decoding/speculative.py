@@ -70,8 +70,8 @@ class Speculation:
     ) -> None:
         """src and src_mask [1, S]; constraints of that one sentence."""
         # A whole pass takes a pad for nothing to see: where decoding starts with one, the model must step.
-        starts_with_pad = bos_id == getattr(model, "pad_id", None)
-        self.model = Reader(model, src, src_mask) if starts_with_pad else WholePass(model, src, src_mask)
+        must_step = bos_id == getattr(model, "pad_id", None) or not callable(model)
+        self.model = Reader(model, src, src_mask) if must_step else WholePass(model, src, src_mask)
         self.draft = Reader(draft, src, src_mask)
         self.constraints = constraints
         self.bos_id = bos_id
