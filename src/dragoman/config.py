@@ -49,10 +49,10 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        same_kind = (
-            isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind")
-        )
-        merged[key] = merge(old, value) if same_kind else value
+        if isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind"):
+            merged[key] = merge(old, value)
+        else:
+            merged[key] = value
     return merged
 
 
@@ -131,11 +131,16 @@ def _defaults(cls: type[Any]) -> Tree:
     }
 
 
-@functools.cache
+_adapters: dict[Any, TypeAdapter[Any]] = {}
+
+
 def _adapter(cls: Any) -> TypeAdapter[Any]:
-    for part in _dataclasses_in(cls):
-        part.__pydantic_config__ = _STRICT  # pydantic's own hook for plain dataclasses
-    return TypeAdapter(cls)
+    """pydantic's checker of a dataclass, made once."""
+    if cls not in _adapters:
+        for part in _dataclasses_in(cls):
+            part.__pydantic_config__ = _STRICT  # pydantic's own hook for plain dataclasses
+        _adapters[cls] = TypeAdapter(cls)
+    return _adapters[cls]
 
 
 def _dataclasses_in(hint: Any) -> Iterator[Any]:

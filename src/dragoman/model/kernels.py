@@ -44,7 +44,8 @@ class Rows:
         """[n, H, K] -> [B, H, W, K], zeros where there is no token."""
         padded = x.new_zeros(self.length.numel() * self.widest, *x.shape[1:])
         padded[self.places] = x[: self.real]
-        return padded.unflatten(0, (-1, self.widest)).transpose(1, 2)
+        rows: Tensor = padded.unflatten(0, (-1, self.widest))
+        return rows.transpose(1, 2)
 
     def unpad(self, x: Tensor, out: Tensor) -> None:
         """[B, H, W, K] -> the first `real` rows of out [n, H, K]."""
@@ -192,7 +193,8 @@ class Kernels:
         weights, _ = self._weights(q, k, shape)  # [B, H, T, S]
 
         def heads(x: Tensor) -> Tensor:
-            return x.unflatten(1, (shape.n_heads, -1))
+            split: Tensor = x.unflatten(1, (shape.n_heads, -1))
+            return split
 
         g, low = shape.queries.pad(heads(grad)), grad.dtype
         d_weights = (g @ shape.keys.pad(heads(v)).transpose(-2, -1)).float()

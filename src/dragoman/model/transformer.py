@@ -8,8 +8,9 @@ vocabulary in shapes of logits. Batch comes first everywhere. Masks are boolean,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -174,9 +175,11 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """§3.1: "also composed of a stack of N = 6 identical layers"; again no final norm."""
 
+    layers: Sequence[DecoderLayer]
+
     def __init__(self, layers: list[DecoderLayer]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(layers)
+        self.layers = cast("Sequence[DecoderLayer]", nn.ModuleList(layers))
 
     def forward(
         self, x: Tensor, memory: Tensor, mask: Tensor | None = None, memory_mask: Tensor | None = None
@@ -246,7 +249,8 @@ class MultiHeadAttention(nn.Module):
 
     def split(self, x: Tensor) -> Tensor:
         """[B, S, H * K] -> [B, H, S, K]: each head gets its own slice of the width."""
-        return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (self.n_heads, -1))  # [B, S, H, K]
+        return heads.transpose(1, 2)
 
 
 def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
@@ -269,7 +273,7 @@ class PositionwiseFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, D] -> [B, T, F] -> [B, T, D]."""
-        y: Tensor = self.outer(self.inner(x).relu())
+        y: Tensor = self.outer(torch.relu(self.inner(x)))
         return y
 
 
