@@ -167,6 +167,39 @@ def refusal(folder: Path, out: Path) -> list[str]:
     return list(error.value.problems)
 
 
+def test_what_old_files_of_the_hub_say_is_understood(copy_of: Get, tmp_path: Path) -> None:
+    folder = copy_of("tiny")
+    (folder / "generation_config.json").unlink()  # as it was before there were any
+    (folder / "tokenizer_config.json").write_text(json.dumps({"source_lang": "eng", "target_lang": "deu"}))
+    edit(
+        folder / "config.json",
+        _num_labels=3,
+        add_bias_logits=False,
+        add_final_layer_norm=False,
+        bad_words_ids=[[300]],
+        bos_token_id=0,
+        classif_dropout=0.0,
+        classifier_dropout=0.0,
+        extra_pos_embeddings=301,
+        force_bos_token_to_be_generated=False,
+        forced_eos_token_id=0,
+        gradient_checkpointing=False,
+        id2label={"0": "LABEL_0"},
+        label2id={"LABEL_0": 0},
+        max_length=512,
+        normalize_before=False,
+        normalize_embedding=False,
+        num_beams=6,
+        num_hidden_layers=2,
+        static_position_embeddings=True,
+        transformers_version="4.22.0.dev0",
+    )
+    import_folder(folder, tmp_path / "ours")
+    loaded = load_model(tmp_path / "ours")
+    assert loaded.config.decoding.beam_size == 6
+    assert loaded.tokenizer.banned_ids == (300,)
+
+
 def test_a_missing_shard_is_named(copy_of: Get, tmp_path: Path) -> None:
     folder = copy_of("tiny")
     lost = shard(folder)[1]

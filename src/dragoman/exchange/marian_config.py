@@ -45,7 +45,6 @@ USED = {
 # Any other value would be another model, another training or another search than ours.
 MUST_BE: dict[str, Any] = {
     "activation_dropout": 0,
-    "add_bias_logits": False,
     "add_cross_attention": False,
     "add_final_layer_norm": False,
     "attention_dropout": 0,
@@ -56,7 +55,7 @@ MUST_BE: dict[str, Any] = {
     "encoder_layerdrop": 0,
     "encoder_no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1,
-    "extra_pos_embeddings": 0,
+    "force_bos_token_to_be_generated": False,
     "is_decoder": False,
     "is_encoder_decoder": True,
     "normalize_before": False,
@@ -73,8 +72,9 @@ MUST_BE: dict[str, Any] = {
     "use_bfloat16": False,
 }
 
-# Book-keeping, classifiers, formats of files and results, sampling that `do_sample` leaves off, and limits of length:
-# ours follow the source. `bos_token_id` is not used by Marian, which starts with `decoder_start_token_id`;
+# Book-keeping, classifiers, formats of files and results, sampling that `do_sample` leaves off, limits of length (ours
+# follow the source), and what old files say of other families: whether there is a bias is seen in the weights, and
+# Marian's positions have no extra ones. Marian does not use `bos_token_id`: it starts with `decoder_start_token_id`;
 # `forced_eos_token_id` ends what reaches the limit, which we report as unfinished; `renormalize_logits` changes scores.
 SAYS_NOTHING = {
     "_attn_implementation",
@@ -82,6 +82,7 @@ SAYS_NOTHING = {
     "_from_model_config",
     "_name_or_path",
     "_num_labels",
+    "add_bias_logits",
     "bos_token_id",
     "classif_dropout",
     "classifier_dropout",
@@ -89,6 +90,7 @@ SAYS_NOTHING = {
     "early_stopping",
     "epsilon_cutoff",
     "eta_cutoff",
+    "extra_pos_embeddings",
     "finetuning_task",
     "forced_eos_token_id",
     "gradient_checkpointing",
@@ -117,6 +119,7 @@ SAYS_NOTHING = {
     "top_p",
     "torch_dtype",
     "torchscript",
+    "total_flos",
     "transformers_version",
     "typical_p",
     "use_cache",
