@@ -16,8 +16,8 @@ multiplications, plus 4 d FLOPs for each pair of positions that an attention com
 (d 256, f 1,024, N 3) is 46 MFLOPs a target token, base (d 512, f 2,048, N 6) 293. At 4,000 tokens a side the products
 of small are 180 GFLOPs: on two cores of Zen 4 (about 180 GFLOP/s in float32, 420 in bfloat16) 1.0 and 0.44 seconds.
 Bytes: of each activation [n, d] some 30 passes a layer and direction without fusion, 6 with it. At 4,000 tokens and
-d 256 a pass is 2 MB in bfloat16, 0.1 ms from the caches, so 9 layers are 50 ms against 10; logits are 64 MB a pass, 20 ms
-each. Adam reads and writes 28 bytes a parameter: 7.7 M of small 0.2 GB, 10 ms; 48 M of base 1.3 GB, 70 ms of 3 s.
+d 256 a pass is 2 MB in bfloat16, 0.1 ms from the caches, so 9 layers are 50 ms against 10; logits are 64 MB a pass,
+20 ms each. Adam reads and writes 28 bytes a parameter: 7.7 M of small 0.2 GB, 10 ms; 48 M of base 1.3 GB, 70 ms of 3 s.
 Dropout by PyTorch's own generator is 6 ns an element and core, 17 M elements a step: 50 ms.
 """
 
@@ -76,12 +76,11 @@ def main() -> None:
     if arguments.worker:
         work(*arguments.worker, SIZES[arguments.size[0]], arguments.precision[0], arguments.threads)
         return
-    results = []
     with tempfile.TemporaryDirectory() as folder:
         batches = prepare(arguments.data, Path(folder))
-        for size in arguments.size:
-            for precision in arguments.precision:
-                results.append(compare(size, precision, batches, arguments))
+        results = [
+            compare(size, precision, batches, arguments) for size in arguments.size for precision in arguments.precision
+        ]
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
@@ -140,8 +139,10 @@ def ours(engine: str, size: Size, precision: str, threads: int) -> Update:
 
     def update(src: Any, tgt_in: Any, tgt_out: Any, n: int) -> float:
         loss, _ = lanes.gradients([Batch(src, tgt_in, tgt_out, n, np.arange(len(src)))], n, next(steps), 0.1)
+        torch.set_num_threads(1)  # as the trainer does between gradients and weights
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        torch.set_num_threads(threads)
         return loss / n
 
     return update

@@ -99,14 +99,14 @@ def test_without_training_mode_there_is_no_dropout() -> None:
 def test_it_learns(precision: str) -> None:
     ours, pairs = model(dropout=0.1).train(), batch()
     n_tokens = int((pairs.tgt_out != PAD).sum())
-    optimizer = torch.optim.Adam(ours.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(ours.parameters(), lr=1e-2)
     with Lanes(ours, 2, precision) as lanes:  # type: ignore[arg-type]
-        for step in range(60):
+        for step in range(25):
             nll_sum = lanes.gradients([pairs], n_tokens, step)[1]
             optimizer.step()
             if step == 0:
                 first = nll_sum
-    assert nll_sum < 0.2 * first
+    assert nll_sum < 0.3 * first
 
 
 def test_the_gradient_is_not_finite_where_the_model_is_not() -> None:

@@ -167,12 +167,14 @@ class Joined:
         self.refresh()
 
     @torch.no_grad()
-    def refresh(self) -> None:
-        """Take over the parameters as they are now."""
-        for layer in (*self.encoder, *self.decoder):
-            for projection in (layer.qkv, layer.o, layer.inner, layer.outer, *layer.across):
-                projection.refresh()
-        self.embedding = self._embedding.detach().to(self.dtype)
+    def refresh(self, part: int = 0, of: int = 1) -> None:
+        """Take over the parameters as they are now; or a share of them, so that threads may divide the work."""
+        layers = (*self.encoder, *self.decoder)
+        projections = [p for layer in layers for p in (layer.qkv, layer.o, layer.inner, layer.outer, *layer.across)]
+        for projection in projections[part::of]:
+            projection.refresh()
+        if part == of - 1:
+            self.embedding = self._embedding.detach().to(self.dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

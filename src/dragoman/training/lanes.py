@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from dragoman.model.transformer import Transformer
 from dragoman.training.loss import Convention, projected_loss
 
 Precision = Literal["float32", "bfloat16"]
+Result = TypeVar("Result")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -91,21 +92,29 @@ class Lanes:
         on all machines. Dropout follows the model's mode: `model.train()` has it. Where a loss is not finite the
         gradients are not either: look before the optimiser steps.
         """
-        self._joined.refresh()
         threads = torch.get_num_threads()
-        jobs = [
-            self._pool.submit(self._lane, lane, batches, n_tokens, seed, label_smoothing, convention)
-            for lane in range(self.n)
-        ]
-        results = [job.result() for job in jobs]
-        if threads != self._threads:
+        try:
+            self._each(lambda lane: self._joined.refresh(lane, self.n))
+            results = self._each(lambda lane: self._lane(lane, batches, n_tokens, seed, label_smoothing, convention))
+            total, *others = [gradients for gradients, _, _ in results if gradients]
+            self._each(lambda lane: _add(total[lane :: self.n], [gradients[lane :: self.n] for gradients in others]))
+        finally:
             torch.set_num_threads(threads)  # a lane's own setting reaches parts of PyTorch that are not its own
-        total, *others = [gradients for gradients, _, _ in results if gradients]
-        for gradients in others:
-            torch._foreach_add_(total, gradients)
         for parameter, gradient in zip(self._parameters, total, strict=True):
             parameter.grad = gradient
         return sum(loss for _, loss, _ in results), sum(nll for _, _, nll in results)
+
+    def _each(self, work: Callable[[int], Result]) -> list[Result]:
+        """What every lane makes of its number, in the lanes' order; of errors, that of the first lane which has one."""
+
+        def in_lane(lane: int) -> Result:
+            torch.set_num_threads(self._threads)  # of this thread
+            torch.set_flush_denormal(True)
+            return work(lane)
+
+        jobs = [self._pool.submit(in_lane, lane) for lane in range(self.n)]
+        wait(jobs)
+        return [job.result() for job in jobs]
 
     def _lane(
         self,
@@ -117,7 +126,6 @@ class Lanes:
         convention: Convention,
     ) -> tuple[list[Tensor], float, float]:
         """The share of one lane: every n-th row of every batch."""
-        torch.set_num_threads(self._threads)
         model, joined = self.model, self._joined
         total: list[Tensor] = []
         loss_sum = nll_sum = 0.0
@@ -148,6 +156,12 @@ class Lanes:
                 total = gradients
             loss_sum, nll_sum = loss_sum + loss.item(), nll_sum + nll.item()
         return total, loss_sum, nll_sum
+
+
+def _add(total: list[Tensor], others: list[list[Tensor]]) -> None:
+    for gradients in others:
+        if gradients:
+            torch._foreach_add_(total, gradients)
 
 
 def keep_large_blocks() -> bool:
