@@ -50,9 +50,9 @@ ODD = [
 slow = pytest.mark.slow
 CASES = [
     ("huggingface", "paper"),
-    ("huggingface", "untied"),
+    pytest.param("huggingface", "untied", marks=slow),
     ("huggingface", "softmax-apart"),
-    ("huggingface", "swish-uneven"),
+    pytest.param("huggingface", "swish-uneven", marks=slow),
     ("ctranslate2", "paper"),
     ("ctranslate2", "pre_norm"),
     ("ctranslate2", "tiny"),
