@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
+from dragoman.batches.regularise import STRETCH
 from dragoman.batches.stream import Stream
 from dragoman.checkpoints import provenance, snapshots, store
 from dragoman.checkpoints.atomic import write_folder
@@ -29,7 +30,7 @@ from dragoman.checkpoints.average import average_weights
 from dragoman.checkpoints.metrics import Metrics
 from dragoman.checkpoints.weights import load_into, load_tensors, save_tensors
 from dragoman.decoding.options import DecodingConfig
-from dragoman.errors import TrainingError
+from dragoman.errors import ConfigError, TrainingError
 from dragoman.run import RunConfig
 from dragoman.scores.metrics import bleu, chrf
 from dragoman.text.clean import training_pairs
@@ -38,7 +39,7 @@ from dragoman.tokens.binarize import binarize
 from dragoman.tokens.paired import PairedIds
 from dragoman.tokens.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from dragoman.training import parallel
-from dragoman.training.feed import Feed, Ids
+from dragoman.training.feed import Feed, Ids, Regularise
 from dragoman.training.loop import SIGNALS, Loop, Report
 from dragoman.training.precision import choose
 from dragoman.training.validation import DevSet
@@ -125,10 +126,14 @@ class Run:
             tokenizer, data, dev = self._prepare(start_from, resume=True)
         self.tokenizer, self.data = tokenizer, data
         ids = Ids(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
+        sampling = training.subword_regularisation
+        if sampling and not hasattr(tokenizer, "encode_sampled_batch"):
+            raise ConfigError("training.subword_regularisation needs one joint SentencePiece model on both sides")
         self.stream = Stream(
             data.src_lengths,
             data.tgt_lengths,
-            training.batch_tokens,
+            # A sentence that is cut anew may come out longer; the batch stays within its budget all the same.
+            int(training.batch_tokens / STRETCH) if sampling else training.batch_tokens,
             training.seed,
             bounds=data.bounds,
             weights=data.weights,
@@ -148,6 +153,7 @@ class Run:
             size=self.world.size,
             workers=training.workers,
             device=self.world.device,
+            regularise=Regularise(cast("Any", tokenizer), sampling) if sampling else None,
         )
         torch.manual_seed(training.seed)
         model = config.model.build(len(tokenizer), tokenizer.pad_id)

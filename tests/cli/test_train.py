@@ -296,6 +296,17 @@ def test_a_dry_run_tells_and_writes_nothing(train: Train, tmp_path: Path, capfd:
     assert not (tmp_path / "run").exists()
 
 
+def test_tensorboard_has_the_curves(train: Train, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert train("run", "training.tensorboard=true", "training.max_steps=6") == 0
+    events = EventAccumulator(str(tmp_path / "run" / "training" / "tensorboard")).Reload()
+    curve = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert curve == [(step, pytest.approx(loss, rel=1e-6)) for step, loss in losses(tmp_path / "run")]
+    assert [event.step for event in events.Scalars("dev/perplexity")] == [6]
+
+
 def start(folder: Path, out: Path, *options: str) -> subprocess.Popen[str]:
     line = [sys.executable, "-m", "dragoman", "train", str(folder / "run.toml"), "--out", str(out)]
     for option in options:

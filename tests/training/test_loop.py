@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from dragoman.batches.batch import Batch, collate
 from dragoman.batches.stream import Position
 from dragoman.errors import TrainingError
-from dragoman.training.feed import Feed, Ids, Share
+from dragoman.training.feed import Feed, Ids, Regularise, Share
 from dragoman.training.gradients import ByAutograd, InLanes
 from dragoman.training.loop import Loop, Report
 from dragoman.training.loss import smoothed_cross_entropy
@@ -103,7 +103,7 @@ def test_a_batch_without_a_target_token_is_left_out_and_counted(
     loop = make_loop(**path)
     before = [parameter.clone() for parameter in loop.parameters.values()]
     nothing = collate(corpus, np.arange(0), ids.pad_id, ids.bos_id, ids.eos_id)
-    share = Share([nothing], Position(), Position(0, 0, 1), 0, 0, 0)
+    share = Share([nothing], Position(), Position(0, 0, 1), 0)
     assert loop.update(share) is None
     assert (loop.step, loop.empty, loop.skipped, loop.position) == (0, 1, 0, Position(0, 0, 1))
     assert all(torch.equal(a, b) for a, b in zip(before, loop.parameters.values(), strict=True))
@@ -211,6 +211,7 @@ RESUMED = [
     {"precision": "float32", "lanes": 2},
     {"precision": "bfloat16", "activation_checkpointing": True},
     {"precision": "float32", "ema": 0.9, "optimizer": AdamW()},
+    {"precision": "float32", "scheduled_sampling": 0.5},
 ]
 
 
@@ -252,6 +253,63 @@ def test_what_is_reset_starts_afresh(make_loop: MakeLoop, make_feed: MakeFeed) -
     assert (restored("step").step, restored("step").schedule_step) == (0, 4)
     assert (restored("schedule").step, restored("schedule").schedule_step) == (4, 0)
     assert restored("data").position == Position()
+
+
+class Splitter:
+    """Cuts texts anew as a tokenizer would: every second draw doubles the ids of a row."""
+
+    pad_id, unk_id, bos_id, eos_id = 0, 1, 2, 3
+
+    def decode(self, ids: list[int]) -> str:
+        return " ".join(map(str, ids))
+
+    def encode_sampled_batch(
+        self, texts: list[str], alpha: float, nbest: int = -1, *, seeds: list[int]
+    ) -> list[list[int]]:
+        rows = [[int(word) for word in text.split()] for text in texts]
+        return [row * 2 if seed % 2 and len(row) > 3 else row for row, seed in zip(rows, seeds, strict=True)]
+
+
+def test_sentences_cut_anew_count_as_they_come_out(make_loop: MakeLoop, make_feed: MakeFeed) -> None:
+    regularise = Regularise(Splitter(), 0.1)
+    plain = next(make_feed(75).shares(Position()))
+    whole = next(make_feed(75, regularise=regularise).shares(Position()))
+    count = sum(batch.n_tokens for batch in whole.batches)
+    assert count > plain.n_tokens == whole.n_tokens
+    report = make_loop(label_smoothing=0.0).update(whole)
+    assert report.tokens == count
+    assert report.tgt_padded == sum(batch.tgt_out.numel() for batch in whole.batches) <= 150
+    loop = make_loop(label_smoothing=0.0)
+    total = torch.zeros(())
+    for batch in whole.batches:
+        total = total + smoothed_cross_entropy(loop.model(batch.src, batch.tgt_in), batch.tgt_out, 0.0, 0)[0]
+    (total / count).backward()
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in loop.parameters.values()])
+    assert report.loss == pytest.approx(total.item() / count, rel=1e-5)
+    assert report.grad_norm == pytest.approx(float(norm), rel=1e-5)
+    later = next(make_feed(75, regularise=regularise).shares(Position(1)))
+    again = next(make_feed(75, regularise=regularise, workers=2).shares(Position(1)))
+    assert all(torch.equal(a.src, b.src) for a, b in zip(later.batches, again.batches, strict=True))
+
+
+def test_scheduled_sampling_replaces_inputs_by_guesses_and_nothing_else(
+    make_loop: MakeLoop, make_feed: MakeFeed
+) -> None:
+    loop = make_loop(scheduled_sampling=0.5)
+    (batch, *_) = next(make_feed().shares(Position())).batches
+    module = loop.gradients.loss
+    module.sampled = 0.999999
+    mixed = module.guess(batch.src, batch.tgt_in)
+    guessed = loop.model(batch.src, batch.tgt_in).argmax(-1)
+    assert torch.equal(mixed[:, 0], batch.tgt_in[:, 0])
+    real = (batch.tgt_in[:, 1:] != 0) & (guessed[:, :-1] != 0)
+    assert torch.equal(mixed[:, 1:][real], guessed[:, :-1][real])
+    assert torch.equal(mixed[:, 1:][~real], batch.tgt_in[:, 1:][~real])
+    assert (mixed != batch.tgt_in).any()
+    module.eval()
+    loss = module(batch.src, batch.tgt_in, batch.tgt_out)[0]
+    module.sampled = 0.0
+    assert torch.equal(loss, module(batch.src, batch.tgt_in, batch.tgt_out)[0])  # the dev loss never samples
 
 
 def test_the_running_mean_is_the_running_mean(make_loop: MakeLoop, make_feed: MakeFeed) -> None:

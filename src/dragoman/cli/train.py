@@ -55,7 +55,9 @@ def command(
     # A job that the launcher starts again after a failure goes on where it was.
     resume = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     folder = out or Path("runs") / config.stem
-    display = Quiet() if quiet else (Bar() if sys.stderr.isatty() else Lines())
+    display: Display = Quiet() if quiet else (Bar() if sys.stderr.isatty() else Lines())
+    if run.training.tensorboard and int(os.environ.get("RANK", "0")) == 0:
+        display = Curves(display, folder)
     if dry_run:
         from dragoman.cli import dry_run as dry
 
@@ -92,15 +94,17 @@ def _train(
     device: str,
 ) -> int:
     from dragoman.checkpoints import resuming
-    from dragoman.checkpoints.store import CONFIG, read_config
+    from dragoman.checkpoints.store import CONFIG, TRAINING, read_config
     from dragoman.text.corpus import check_corpora
     from dragoman.trainer import Run, leaving
 
     first = int(os.environ.get("RANK", "0")) == 0
     if first:
-        # What is wrong with the corpora is said before the folder is touched.
-        dev = config.data.dev_corpus
-        check_corpora([*config.data.train_corpora, *([dev] if dev is not None else [])])
+        if not (folder / TRAINING / "data" / "train" / "index.json").exists():
+            # What is wrong with the corpora is said before the folder is touched. Once binarised they were right, and
+            # counting the lines of a large one again would cost more than all else of a second start.
+            dev = config.data.dev_corpus
+            check_corpora([*config.data.train_corpora, *([dev] if dev is not None else [])])
         resuming.claim(folder, resume=resume, force=force)
     if resume and (folder / CONFIG).exists():
         config = resuming.continued(read_config(folder), config, reset)
@@ -163,6 +167,46 @@ class Quiet(Display):
     def say(self, message: str) -> None:
         if any(word in message for word in ("damaged", "not finite", "does not work")):
             super().say(message)
+
+
+class Curves(Display):
+    """Another display, and the curves for TensorBoard beside it."""
+
+    def __init__(self, inner: Display, folder: Path) -> None:
+        self.inner, self.folder = inner, folder
+        self.writer: Any = None
+
+    def close(self) -> None:
+        self.inner.close()
+        if self.writer is not None:
+            self.writer.close()
+
+    def say(self, message: str) -> None:
+        self.inner.say(message)
+
+    def begin(self, loop: Loop, n_parameters: int) -> None:
+        # A package of an extra: where it is missing, that is said before training starts.
+        from torch.utils.tensorboard import SummaryWriter
+
+        logs = self.folder / "training" / "tensorboard"
+        self.writer = SummaryWriter(str(logs), purge_step=loop.step + 1)
+        self.inner.begin(loop, n_parameters)
+
+    def reported(self, report: Report, loop: Loop) -> None:
+        self.inner.reported(report, loop)
+        if report.step % loop.config.log_every == 0:
+            for name in ("loss", "nll", "lr", "grad_norm"):
+                self.writer.add_scalar(f"train/{name}", getattr(report, name), report.step)
+            self.writer.add_scalar("train/tokens_per_second", report.tokens / report.seconds, report.step)
+
+    def validated(self, dev: Dev, is_best: bool) -> None:
+        self.inner.validated(dev, is_best)
+        for name in ("loss", "nll", "perplexity", "bleu", "chrf"):
+            if (value := getattr(dev, name)) is not None:
+                self.writer.add_scalar(f"dev/{name}", value, dev.step)
+
+    def end(self, outcome: Outcome, folder: Path) -> None:
+        self.inner.end(outcome, folder)
 
 
 class Pace:

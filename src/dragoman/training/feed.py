@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from dragoman.batches.batch import Batch, PairSource, collate
+from dragoman.batches.buckets import Ids as Indices
+from dragoman.batches.regularise import Sampler, collate_sampled
 from dragoman.batches.stream import GlobalBatch, Position, Stream
 
 
@@ -24,6 +26,14 @@ class Ids:
 
 
 @dataclass(frozen=True)
+class Regularise:
+    """Subword regularisation (Kudo 2018, arXiv:1804.10959; Provilkov et al. 2019, arXiv:1910.13267)."""
+
+    tokenizer: Sampler
+    alpha: float
+
+
+@dataclass(frozen=True)
 class Share:
     """What one rank computes of one update, and what it must know of the whole."""
 
@@ -33,10 +43,8 @@ class Share:
     next: Position
     """Where the data goes on after this update."""
     n_tokens: int
-    """Of the whole update, on all ranks: the divisor of the summed loss."""
-    src_padded: int
-    tgt_padded: int
-    """Of the whole update."""
+    """Target tokens of the whole update, on all ranks, by plan: the divisor of the summed loss. Where sentences are cut
+    anew they are counted once more afterwards."""
 
 
 class Feed:
@@ -53,7 +61,9 @@ class Feed:
         size: int = 1,
         workers: int = 0,
         device: torch.device | str = "cpu",
+        regularise: Regularise | None = None,
     ) -> None:
+        self.regularise = regularise
         self.data, self.stream, self.ids = data, stream, ids
         self.accumulation, self.rank, self.size = accumulation, rank, size
         self.workers = workers
@@ -67,11 +77,17 @@ class Feed:
         if not tiles:
             # Fewer rows than ranks: this one works on nothing, in step with the others.
             tiles = [whole.indices[:0]]
-        ids = self.ids
-        batches = [collate(self.data, tile, ids.pad_id, ids.bos_id, ids.eos_id) for tile in tiles]
+        batches = [self._batch(tile, whole.position.epoch) for tile in tiles]
         if self.device.type == "cuda":
             batches = [batch.pin() for batch in batches]
-        return Share(batches, whole.position, whole.next, whole.n_tokens, whole.src_padded, whole.tgt_padded)
+        return Share(batches, whole.position, whole.next, whole.n_tokens)
+
+    def _batch(self, tile: Indices, epoch: int) -> Batch:
+        ids = self.ids
+        if self.regularise is None or not len(tile):
+            return collate(self.data, tile, ids.pad_id, ids.bos_id, ids.eos_id)
+        how = self.regularise
+        return collate_sampled(self.data, tile, how.tokenizer, alpha=how.alpha, seed=self.stream.seed, epoch=epoch)
 
     def largest(self) -> Share:
         """This rank's share of the largest batch that can come."""

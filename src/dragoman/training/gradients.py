@@ -33,6 +33,9 @@ class Gradients(Protocol):
     def alone(self) -> AbstractContextManager[None]:
         """Around an update: the work between gradients and new weights goes to as many threads as suit it."""
 
+    def sample(self, probability: float) -> None:
+        """Let that share of the target inputs be the model's own guesses from now on."""
+
     def fall_back(self, error: Exception) -> bool:
         """Try to go on without what failed. False: there is nothing to go without."""
 
@@ -47,6 +50,7 @@ class LossModule(nn.Module):
         super().__init__()
         self.model = model
         self.label_smoothing, self.smoothing, self.pad_id = config.label_smoothing, config.smoothing, pad_id
+        self.sampled = 0.0
 
     def forward(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[Tensor, Tensor]:
         """src [B, S], tgt_in and tgt_out [B, T] -> smoothed and plain loss, each summed over the targets.
@@ -55,6 +59,8 @@ class LossModule(nn.Module):
         a whole batch are never held.
         """
         model: Any = self.model
+        if self.sampled and self.training:
+            tgt_in = self.guess(src, tgt_in)
         if not hasattr(model, "features"):
             logits = model(src, tgt_in)  # [B, T, V]
             loss, _ = smoothed_cross_entropy(logits, tgt_out, self.label_smoothing, self.pad_id, self.smoothing)
@@ -74,6 +80,16 @@ class LossModule(nn.Module):
                 self.pad_id,
                 self.smoothing,
             )
+
+    @torch.no_grad()
+    def guess(self, src: Tensor, tgt_in: Tensor) -> Tensor:
+        """Scheduled sampling for a Transformer: tgt_in [B, T] with a share of its tokens from a first pass of the model
+        itself (Bengio et al. 2015, arXiv:1506.03099; Mihaylova and Martins 2019, arXiv:1906.07651)."""
+        guessed = self.model(src, tgt_in).argmax(dim=-1)[:, :-1]  # what it expects at 1 ... T - 1
+        given = tgt_in[:, 1:]
+        drawn = torch.rand(given.shape, device=given.device) < self.sampled
+        drawn &= (given != self.pad_id) & (guessed != self.pad_id)
+        return torch.cat([tgt_in[:, :1], torch.where(drawn, guessed, given)], dim=1)
 
 
 class ByAutograd:
@@ -113,6 +129,9 @@ class ByAutograd:
 
     def alone(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+    def sample(self, probability: float) -> None:
+        self.loss.sampled = probability
 
     def fall_back(self, error: Exception) -> bool:
         if not self.compiled:
@@ -176,6 +195,10 @@ class InLanes:
         finally:
             torch.set_num_threads(threads)
 
+    def sample(self, probability: float) -> None:
+        """`choose` takes autograd where guesses are wanted."""
+        raise RuntimeError("guesses are not drawn in lanes")
+
     def fall_back(self, error: Exception) -> bool:
         return False
 
@@ -196,7 +219,7 @@ def choose(
         type(model) is Transformer
         and world.device.type == "cpu"
         and precision != "float16"
-        and not (config.compile or config.activation_checkpointing)
+        and not (config.compile or config.activation_checkpointing or config.scheduled_sampling)
         and (world.size == 1 or config.parallel == "ddp")
     ):
         return InLanes(model, config, world, precision, beat)

@@ -144,12 +144,21 @@ class Loop:
 
     def _update(self, share: Share, begun: float, minutes: float) -> Report | None:
         self.model.train()
+        if self.config.scheduled_sampling:
+            done = self.schedule_step / self.total_steps if self.total_steps else 1.0
+            self.gradients.sample(self.config.scheduled_sampling * min(1.0, done))
         loss, plain = self.gradients.of(share, self.scale.value, self._seed(share.position))
-        norm = self._unscaled_norm()
+        tokens: float = sum(batch.n_tokens for batch in share.batches)
+        padded = [
+            sum(x.numel() for x in side) for side in zip(*((b.src, b.tgt_out) for b in share.batches), strict=True)
+        ]
         sent = [float(self._signal == number) for number in SIGNALS]
         now = minutes + (time.perf_counter() - begun) / 60
         first = now if self.world.is_first else 0.0
-        loss, plain, self.minutes, *sent = self.world.sum([loss, plain, first, *sent])
+        loss, plain, tokens, src_padded, tgt_padded, self.minutes, *sent = self.world.sum(
+            [loss, plain, tokens, *padded, first, *sent]
+        )
+        norm = self._unscaled_norm(share.n_tokens / tokens)
         rate = self.rate()
         # The norm is that of the sum over all ranks, so all come to the same decision.
         finite = bool(np.isfinite(norm)) and bool(np.isfinite(loss))
@@ -166,13 +175,13 @@ class Loop:
         return Report(
             step=self.step,
             epoch=share.position.epoch,
-            loss=loss / share.n_tokens,
-            nll=plain / share.n_tokens,
+            loss=loss / tokens,
+            nll=plain / tokens,
             lr=rate,
             grad_norm=norm,
-            tokens=share.n_tokens,
-            src_padded=share.src_padded,
-            tgt_padded=share.tgt_padded,
+            tokens=int(tokens),
+            src_padded=int(src_padded),
+            tgt_padded=int(tgt_padded),
             seconds=time.perf_counter() - begun,
             minutes=self.minutes,
             skipped=self.skipped,
@@ -208,11 +217,12 @@ class Loop:
         words = np.random.SeedSequence([self.config.seed, *position, self.world.rank]).generate_state(2)
         return int(words[0]) << 31 ^ int(words[1])
 
-    def _unscaled_norm(self) -> float:
-        """Take the scale out of the gradients; give their norm over all parameters and ranks."""
+    def _unscaled_norm(self, planned: float) -> float:
+        """Take the scale out of the gradients, and put in the tokens `planned` per actual one; give their norm over all
+        parameters and ranks."""
         found = [p.grad for p in self.parameters.values() if p.grad is not None]
-        if self.scale.value != 1.0:
-            torch._foreach_mul_(found, 1.0 / self.scale.value)
+        if self.scale.value != 1.0 or planned != 1.0:
+            torch._foreach_mul_(found, planned / self.scale.value)
         norm = torch.nn.utils.get_total_norm(found)
         whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return float(whole)

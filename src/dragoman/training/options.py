@@ -38,6 +38,10 @@ class TrainingConfig:
     """Threads on a CPU that each compute a part of every update, with one core each; 0: one for each core."""
     seed: int = 1
     """Of initial weights, order of batches and dropout."""
+    subword_regularisation: float = 0.0
+    """Cut sentences anew each time they are seen: SentencePiece's alpha, for BPE the share of merges left out (0.1)."""
+    scheduled_sampling: float = 0.0
+    """Share of target inputs that are the model's own guesses at the end of training; it rises linearly from 0."""
     label_smoothing: float = 0.1
     """epsilon_ls of §5.4."""
     smoothing: Literal["paper", "uniform", "skip_pad"] = "paper"
@@ -98,8 +102,11 @@ class TrainingConfig:
             for name in ("workers", "lanes")
             if (value := getattr(self, name)) < 0
         ]
-        if not 0.0 <= self.label_smoothing < 1.0:
-            wrong.append(f"label_smoothing must be at least 0 and below 1, not {self.label_smoothing}")
+        wrong += [
+            f"{name} must be at least 0 and below 1, not {value}"
+            for name in ("label_smoothing", "subword_regularisation", "scheduled_sampling")
+            if not 0.0 <= (value := getattr(self, name)) < 1.0
+        ]
         if self.ema is not None and not 0.0 < self.ema < 1.0:
             wrong.append(f"ema must be between 0 and 1, not {self.ema}")
         wrong += [
