@@ -32,7 +32,13 @@ def test_scaled_embeddings_have_unit_size_and_positions_a_little_less() -> None:
 def test_matrices_are_glorot_uniform_and_biases_zero() -> None:
     torch.manual_seed(0)
     layer = Transformer(TransformerConfig(11, 1, 64, 160, 4)).decoder.layers[0]
-    for linear, fan in ((layer.feed_forward.inner, 64 + 160), (layer.self_attention.q, 64 + 64)):
+    # queries, keys and values are one matrix in the authors' code: its fans count for each of them
+    for linear, fan in (
+        (layer.feed_forward.inner, 64 + 160),
+        (layer.self_attention.o, 64 + 64),
+        (layer.self_attention.q, 64 + 3 * 64),
+        (layer.cross_attention.v, 64 + 3 * 64),
+    ):
         bound = math.sqrt(6 / fan)
         assert linear.weight.abs().max().item() <= bound
         assert linear.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)

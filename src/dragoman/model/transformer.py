@@ -15,9 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Table 3: the columns are the only knobs
-# ---------------------------------------------------------------------------------------------------------------------
+# Table 3: the columns are the only knobs -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,7 @@ class TransformerConfig:
             raise ValueError("; ".join(wrong))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# §3.1 Encoder and decoder stacks
-# ---------------------------------------------------------------------------------------------------------------------
+# §3.1 Encoder and decoder stacks -------------------------------------------------------------------------------------
 
 Sublayer = Callable[[Tensor], Tensor]
 
@@ -190,9 +186,7 @@ class Decoder(nn.Module):
         return x
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# §3.2 Attention
-# ---------------------------------------------------------------------------------------------------------------------
+# §3.2 Attention ------------------------------------------------------------------------------------------------------
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -258,9 +252,7 @@ def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# §3.3 Position-wise feed-forward networks
-# ---------------------------------------------------------------------------------------------------------------------
+# §3.3 Position-wise feed-forward networks ----------------------------------------------------------------------------
 
 
 class PositionwiseFeedForward(nn.Module):
@@ -277,9 +269,7 @@ class PositionwiseFeedForward(nn.Module):
         return y
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# §3.4 Embeddings and softmax
-# ---------------------------------------------------------------------------------------------------------------------
+# §3.4 Embeddings and softmax -----------------------------------------------------------------------------------------
 
 
 class Generator(nn.Module):
@@ -295,9 +285,7 @@ class Generator(nn.Module):
         return nn.functional.linear(x, self.weight)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# §3.5 Positional encoding
-# ---------------------------------------------------------------------------------------------------------------------
+# §3.5 Positional encoding --------------------------------------------------------------------------------------------
 
 
 def sinusoids(length: int, d_model: int) -> Tensor:
@@ -331,9 +319,30 @@ class PositionalEncoding(nn.Module):
         return y
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Figure 1: the model
-# ---------------------------------------------------------------------------------------------------------------------
+# The start of training: not in the paper, but in its authors' code ---------------------------------------------------
+
+
+def initialise(model: nn.Module) -> None:
+    """Glorot uniform matrices, zero biases, embeddings N(0, d_model^-0.5): of unit size after their scaling (T2T).
+
+    W^Q, W^K and W^V are drawn as the one matrix that T2T makes of them. Drawn one by one they are larger by sqrt(2),
+    and a post-norm model needs several times the updates to find out where to look.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention):
+            rows = module.q.out_features + module.k.out_features + module.v.out_features
+            bound = math.sqrt(6 / (module.q.in_features + rows))
+            for part in (module.q, module.k, module.v):
+                nn.init.uniform_(part.weight, -bound, bound)
+
+
+# Figure 1: the model -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -379,15 +388,7 @@ class Transformer(nn.Module):
             [DecoderLayer(heads(), heads(), feed_forward(), residual) for _ in range(config.n_layers)]
         )
         self.generator = Generator(self.embedding)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Glorot uniform matrices, zero biases, embeddings N(0, d_model^-0.5): of unit size after scaling (T2T)."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                nn.init.zeros_(module.bias)
-        nn.init.normal_(self.embedding.weight, std=self.config.d_model**-0.5)
+        initialise(self)
 
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
         """tokens [B, T] -> [B, T, D]: embeddings times sqrt(d_model) (§3.4), plus positions (§3.5), with dropout."""

@@ -24,6 +24,7 @@ from dragoman.model.transformer import (
     Generator,
     MultiHeadAttention,
     causal_mask,
+    initialise,
 )
 
 
@@ -83,7 +84,9 @@ class EncoderDecoder(nn.Module):
         self.encoder_norm = config.residual.build_end(d_model)
         self.decoder_norm = config.residual.build_end(d_model)
         self.generator = OpenGenerator(self.embedding_of_target, config.tie_output, config.output_bias)
-        self.reset_parameters()
+        initialise(self)
+        if not config.tie_output:
+            nn.init.normal_(self.generator.weight, std=d_model**-0.5)
 
     @property
     def embedding_of_target(self) -> nn.Embedding:
@@ -94,16 +97,6 @@ class EncoderDecoder(nn.Module):
     def decoder_layers(self) -> Iterable[DecoderLayer]:
         """The decoder's layers, bottom first."""
         return cast("Iterable[DecoderLayer]", self.decoder.layers)
-
-    def reset_parameters(self) -> None:
-        """As the paper's model: Glorot uniform matrices, zero biases, embeddings N(0, d_model^-0.5)."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                nn.init.zeros_(module.bias)
-        matrices = [self.embedding.weight, self.embedding_of_target.weight, self.generator.weight]
-        for matrix in {id(matrix): matrix for matrix in matrices}.values():
-            nn.init.normal_(matrix, std=self.config.d_model**-0.5)
 
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
         """Source tokens [B, S] -> [B, S, D]: embeddings, scaled (§3.4), plus positions (§3.5), with dropout."""
