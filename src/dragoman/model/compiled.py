@@ -1,4 +1,4 @@
-"""The C kernels of compiled.c: compiled by the machine's own compiler on first use, called through ctypes.
+"""The C kernels of native/training.c: compiled by the machine's own compiler on first use, called through ctypes.
 
 Nothing depends on them: without a C compiler, or on a processor where the compiler makes no good of them, `load`
 returns None and training runs on `kernels.Kernels`. The library is kept in the user's cache folder under the hash of
@@ -8,23 +8,14 @@ source, compiler and processor, so that the two seconds of compiling are spent o
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dragoman.model import native
 from dragoman.model.kernels import AttentionShape, Dropout, Kernels
-
-SOURCE = Path(__file__).with_name("compiled.c")
-FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC")
 
 
 def _pointer(x: Tensor | None) -> int | None:
@@ -189,41 +180,13 @@ def _check_indices(indices: Tensor, n: int) -> None:
         raise IndexError(f"token {int(indices.max())} or {int(indices.min())} is not one of a vocabulary of {n}")
 
 
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dragoman"
-
-
-def _processor() -> str:
-    """What -march=native depends on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    return platform.machine() + next((line for line in lines if line.startswith("flags")), platform.processor())
-
-
 @cache
 def load() -> CompiledKernels | None:
     """The C kernels, or None where they cannot be had. Never raises: they are only a matter of speed."""
-    compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
-    if compiler is None or platform.system() not in ("Linux", "Darwin"):
-        return None
+    library = native.library("training.c")
     try:
-        key = hashlib.sha256(SOURCE.read_bytes() + "\0".join((compiler, *FLAGS, _processor())).encode()).hexdigest()
-        library = _cache_folder() / f"training-{key[:16]}.so"
-        if not library.is_file():
-            library.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-                made = Path(folder, "training.so")
-                subprocess.run(
-                    [compiler, *FLAGS, "-o", str(made), str(SOURCE), "-lm"],
-                    check=True,
-                    capture_output=True,
-                    timeout=120,
-                )
-                made.replace(library)  # atomic, so that two processes may compile at once
-        return CompiledKernels(ctypes.CDLL(str(library)))
-    except (OSError, subprocess.SubprocessError, AttributeError):
+        return None if library is None else CompiledKernels(library)
+    except AttributeError:
         return None
 
 

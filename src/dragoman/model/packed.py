@@ -3,7 +3,7 @@
 Weights are laid out once for products in the chosen precision. Sentences lie end to end: no padding is computed. Each
 row of a step stands for itself, so that sentences of any age share a batch and leave it when they end. Keys and values
 are written once and never moved: a row's past is a list of slots, which beams of one sentence share. What lies between
-two products is one pass over each row (`native/kernels.cpp`).
+two products is one pass over each row (`native/decoding.cpp`).
 
 It covers post-norm encoder-decoders: the paper's and Marian's. Letters: R rows, L decoder layers, D d_model, V
 vocabulary, E = H (K + V), the width of one position's keys and values.
@@ -176,7 +176,7 @@ class PackedWeights:
 
 def can_pack(model: Any) -> bool:
     """Whether `PackedWeights` knows all that this model computes, and the kernels are there."""
-    if type(model) not in (Transformer, EncoderDecoder) or native.library() is None:
+    if type(model) not in (Transformer, EncoderDecoder) or native.library("decoding.cpp") is None:
         return False
     on_processor = all(parameter.device.type == "cpu" for parameter in model.parameters())
     residuals = [
@@ -268,7 +268,7 @@ class PackedModel:
     """One thread's decoder over shared weights; answers `contracts.Decodable`, and more for those who ask for less."""
 
     def __init__(self, weights: PackedWeights) -> None:
-        library = native.library()
+        library = native.library("decoding.cpp")
         if library is None:
             raise RuntimeError("the kernels are not there; ask can_pack first")
         self.weights = weights

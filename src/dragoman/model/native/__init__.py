@@ -1,7 +1,7 @@
-"""The kernels of a decoding step, compiled from kernels.cpp where a C++ compiler is at hand.
+"""Kernels in C and C++, compiled on first use where a compiler is at hand.
 
-The library is built once for a processor, in about two seconds, and kept in the user's cache folder. Nothing depends on
-it but speed: without it, decoding steps through the model itself.
+A library is built once for a processor, in about two seconds, and kept in the user's cache folder under the hash of its
+source, the compiler and the processor. Nothing depends on one but speed: without it the model itself does the work.
 """
 
 from __future__ import annotations
@@ -17,57 +17,54 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 
-# Sums may be taken in another order, which vectorises them; infinities and NaN keep their meaning. -ffast-math would
-# also switch denormal numbers off for the whole process when the library is loaded.
-FLAGS = [
-    "-O3",
-    "-march=native",
-    "-std=c++17",
-    "-shared",
-    "-fPIC",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fno-signed-zeros",
-    "-fassociative-math",
-    "-freciprocal-math",
-]
+# By a source's ending: its compilers in the order in which they are looked for, and how it is compiled. Sums may be
+# taken in another order, which vectorises them; infinities and NaN keep their meaning. -ffast-math would also switch
+# denormal numbers off for the whole process when the library is loaded.
+COMPILERS = {".c": ("cc", "gcc", "clang"), ".cpp": ("c++", "g++", "clang++")}
+FLAGS = {
+    ".c": ["-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno"],
+    ".cpp": [
+        *("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"),
+        *("-fassociative-math", "-freciprocal-math"),
+    ],
+}
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where there is no compiler, no place to keep them, or they do not load."""
-    source = resources.files(__package__).joinpath("kernels.cpp").read_bytes()
-    key = hashlib.sha256(b"\0".join([source, " ".join(FLAGS).encode(), _processor().encode()])).hexdigest()[:20]
+def library(name: str) -> ctypes.CDLL | None:
+    """The source of that name in this folder as a library, or None where it cannot be had. Never raises."""
+    source = resources.files(__package__).joinpath(name).read_bytes()
+    ending = Path(name).suffix
+    compiler = next((found for each in COMPILERS[ending] if (found := shutil.which(each))), None)
+    if compiler is None or platform.system() not in ("Linux", "Darwin"):
+        return None
+    parts = [source, compiler.encode(), " ".join(FLAGS[ending]).encode(), _processor().encode()]
+    key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dragoman"
-    path = folder / f"kernels-{key}.so"
+    path = folder / f"{Path(name).stem}-{key}.so"
     try:
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            _compile(source, path)
+            _compile([compiler, *FLAGS[ending]], name, source, path)
         return ctypes.CDLL(str(path))
-    except (OSError, RuntimeError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError):
         return None
 
 
-def _compile(source: bytes, path: Path) -> None:
-    """Builds beside the target and renames, so that two processes at once are harmless. RuntimeError: no compiler."""
-    compiler = next(
-        (found for name in (os.environ.get("CXX"), "c++", "g++", "clang++") if name and (found := shutil.which(name))),
-        None,
-    )
-    if compiler is None:
-        raise RuntimeError("no C++ compiler")
+def _compile(command: list[str], name: str, source: bytes, path: Path) -> None:
+    """Builds beside the target and renames, so that two processes at once are harmless."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        text, built = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
+        text, built = Path(folder) / name, Path(folder) / "built.so"
         text.write_bytes(source)
-        subprocess.run([compiler, *FLAGS, str(text), "-o", str(built)], check=True, capture_output=True, timeout=120)
+        command = [*command, "-shared", "-fPIC", "-o", str(built), str(text), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
         built.replace(path)
 
 
 def _processor() -> str:
     """What -march=native would look at: a home folder may be shared by unlike machines."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     return "|".join(

@@ -1,4 +1,4 @@
-"""The kernels as Python calls: tensors and arrays in, pointers out. Nothing is copied; the lock of Python is let go."""
+"""The decoding kernels as Python calls: tensors and arrays in, pointers out. Nothing is copied, no lock is held."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SIGNATURES = {
 
 
 class Kernels:
-    """The functions of kernels.cpp for one precision; what each does is said there."""
+    """The functions of decoding.cpp for one precision; what each does is said there."""
 
     def __init__(self, library: ctypes.CDLL, precision: Precision) -> None:
         self.kind = KINDS[precision]

@@ -179,7 +179,7 @@ static float *floats(long n) {
 #define STORE store_float
 #define ONE(x) (x)
 #define TO(x) (x)
-#include "compiled.c"
+#include "training.c"
 #undef T
 #undef SUFFIX
 #undef LOAD
@@ -192,7 +192,7 @@ static float *floats(long n) {
 #define STORE store_bfloat
 #define ONE(x) one_bfloat(x)
 #define TO(x) to_bfloat(x)
-#include "compiled.c"
+#include "training.c"
 
 #else
 
