@@ -308,6 +308,18 @@ def test_samples_are_drawn_by_seed_and_text_and_the_first_is_the_first_of_many(t
     assert [t.text for t in translator.translate(texts, sample=True, seed=1)] != one
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_a_draft_changes_no_greedy_text_in_any_precision(tokenizer, model, precision) -> None:
+    draft = random_model(tokenizer, seed=9)
+    texts = sentences(5, seed=13)
+    settings = Defaults(DataConfig(), DecodingConfig(max_extra=6))
+    plain = Translator(model, tokenizer, settings, precision=precision).translate(texts, greedy=True)
+    helped = Translator(model, tokenizer, settings, draft=draft, precision=precision)
+    assert [t.text for t in helped.translate(texts, greedy=True)] == [t.text for t in plain]
+    drawn = helped.translate(texts, sample=True, n_best=2)
+    assert [t.text for t in drawn] == [t.text for t in helped.translate(texts, sample=True)]
+
+
 def test_partial_output_grows_to_the_whole(translator) -> None:
     for text in (*sentences(4, seed=11), LONG):
         shown = list(translator.stream_text(text))
