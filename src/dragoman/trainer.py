@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from dragoman.batches.regularise import STRETCH
 from dragoman.batches.stream import Stream
 from dragoman.checkpoints import provenance, snapshots, store
-from dragoman.checkpoints.atomic import write_folder
+from dragoman.checkpoints.atomic import sweep, write_folder
 from dragoman.checkpoints.average import average_weights
 from dragoman.checkpoints.metrics import Metrics
 from dragoman.checkpoints.weights import load_into, load_tensors, save_tensors
@@ -157,7 +157,7 @@ class Run:
         )
         torch.manual_seed(training.seed)
         model = config.model.build(len(tokenizer), tokenizer.pad_id)
-        if start_from is not None and not resume:
+        if start_from is not None:
             weights, _ = load_tensors(start_from / store.WEIGHTS)
             load_into(model, weights, str(start_from / store.WEIGHTS), f"the tokenizer of {start_from}")
             self.say(
@@ -187,6 +187,8 @@ class Run:
             texts = (text for pair in training_pairs(config.data) for text in (pair.src, pair.tgt))
             tokenizer = train_tokenizer(texts, config.tokenizer, self.out, config.training.seed, quiet)
         if self.world.is_first:
+            for folder in (self.out, self.out / store.TRAINING, self.out / "best"):
+                sweep(folder)  # what a kill left unfinished
             store.prepare(self.out, tokenizer, config)
         corpora = config.data.train_corpora
         data = binarize(corpora, tokenizer, config.data, self.out / store.TRAINING / "data" / "train", quiet)

@@ -207,7 +207,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(
 
 
 def test_a_run_starts_from_a_model_with_its_tokenizer(
-    train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    train: Train, folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert train("first") == 0
     assert train("second", "--from", str(tmp_path / "first"), "training.seed=5", "training.max_steps=2") == 0
@@ -217,6 +217,16 @@ def test_a_run_starts_from_a_model_with_its_tokenizer(
     assert losses(tmp_path / "second")[0][1] < losses(tmp_path / "first")[0][1] - 0.1
     told = capfd.readouterr().err
     assert "step, optimizer, schedule and data start afresh" in told
+    # A file that leaves the model open takes that of the folder, and goes on with it.
+    open_ = tmp_path / "open.toml"
+    text = (folder / "run.toml").read_text().replace('"train.tsv"', f'"{folder / "train.tsv"}"')
+    before, rest = text.replace('"dev.tsv"', f'"{folder / "dev.tsv"}"').split("[model]")
+    open_.write_text(before + "[training]" + rest.split("[training]", 1)[1])
+    line = ["train", str(open_), "--out", str(tmp_path / "open"), "--set", "training.max_steps=2"]
+    assert exit_code([*line, "--from", str(tmp_path / "first")]) == 0
+    assert exit_code([*line, "--resume", "--set", "training.max_steps=3"]) == 0
+    assert load_model(tmp_path / "open").config.model == load_model(tmp_path / "first").config.model
+    capfd.readouterr()
     assert train("third", "--from", str(tmp_path / "first"), "model.d_ff=32") == 1
     assert "has the shape [24], and the model wants [32]" in capfd.readouterr().err
 
@@ -244,6 +254,10 @@ def test_without_a_dev_set_nothing_is_validated_and_that_is_said(
     assert "nothing is validated" in told
     assert "holds the last model" in told
     assert not metrics(tmp_path / "run", "dev")
+    line = ["train", str(folder / "plain.toml"), "--out", str(tmp_path / "none"), "--set", "training.patience=2"]
+    assert exit_code(line) == 1
+    assert "name one as data.dev" in capfd.readouterr().err
+    assert not (tmp_path / "none").exists()
     load_model(tmp_path / "run")
 
 

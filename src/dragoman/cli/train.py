@@ -52,6 +52,7 @@ def command(
 
     # All faults of the file are named before anything is written.
     run = load_run(config, set_ or [])
+    _check_metric(run)
     # A job that the launcher starts again after a failure goes on where it was.
     resume = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     folder = out or Path("runs") / config.stem
@@ -62,6 +63,9 @@ def command(
         from dragoman.cli import dry_run as dry
 
         return dry.report(run, from_, device, display)
+    if not _names_a_model(config, set_ or []):
+        # Where the file leaves the model open it is that of the folder whose weights are taken.
+        run = _with_model_of(run, folder if resume else from_)
     return _train(run, folder, display, resume=resume, force=force, start_from=from_, reset=resets, device=device)
 
 
@@ -80,6 +84,31 @@ def _check(resets: frozenset[str], resume: bool, force: bool, start_from: Path |
         problems.append("--dry-run writes nothing, so --resume and --force have no meaning with it")
     if problems:
         raise UsageError(problems)
+
+
+def _check_metric(run: RunConfig) -> None:
+    from dragoman.errors import ConfigError
+
+    training = run.training
+    if run.data.dev_corpus is None and (training.patience is not None or training.metric != "loss"):
+        raise ConfigError("training.patience and training.metric watch the dev set: name one as data.dev")
+
+
+def _names_a_model(config: Path, overrides: list[str]) -> bool:
+    from dragoman.config import read_toml, set_values
+
+    tree = set_values(read_toml(config), overrides)
+    return "model" in tree or "preset" in tree
+
+
+def _with_model_of(run: RunConfig, folder: Path | None) -> RunConfig:
+    from dataclasses import replace
+
+    from dragoman.checkpoints.store import CONFIG, read_config
+
+    if folder is None or not (folder / CONFIG).exists():
+        return run
+    return replace(run, model=read_config(folder).model)
 
 
 def _train(
