@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.batches.batch import Batch, collate, collate_lists
+from dragoman.batches.batch import Batch, collate, collate_lists, merged
 from dragoman.tokens.paired import PairedIds
 
 PAD, BOS, EOS = 0, 2, 3
@@ -69,3 +69,21 @@ def test_ids_of_a_memory_map_are_copied() -> None:
     moved = batch.to("cpu")
     assert isinstance(moved, Batch)
     assert torch.equal(moved.tgt_out, batch.tgt_out)
+
+
+@given(rows=ROWS, cuts=st.lists(st.integers(0, 12), max_size=4), most=st.integers(1, 200))
+def test_merged_batches_hold_the_same_rows(rows: list[tuple[list[int], list[int]]], cuts: list[int], most: int) -> None:
+    data = PairedIds.from_lists([row[0] for row in rows], [row[1] for row in rows])
+    edges = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})
+    parts = [collate(data, np.arange(start, end), PAD, BOS, EOS) for start, end in zip(edges, edges[1:], strict=False)]
+    whole = merged(parts, PAD, most)
+    assert np.concatenate([batch.indices for batch in whole]).tolist() == list(range(len(rows)))
+    assert sum(batch.n_tokens for batch in whole) == sum(batch.n_tokens for batch in parts)
+    for batch in whole:
+        expected = collate(data, batch.indices, PAD, BOS, EOS)
+        assert torch.equal(batch.src, expected.src)
+        assert torch.equal(batch.tgt_in, expected.tgt_in)
+        assert torch.equal(batch.tgt_out, expected.tgt_out)
+        own = [part for part in parts if part.indices[0] in batch.indices]
+        tokens = max(int((batch.src != PAD).sum()), batch.n_tokens)
+        assert len(own) == 1 or tokens <= 2 * most  # sides are counted together part by part

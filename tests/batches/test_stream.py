@@ -213,9 +213,11 @@ class TestPadding:
             assert 1 - real / held < 0.05
             assert sum(max(batch.src_padded, batch.tgt_padded) for batch in batches) > 0.9 * budget * len(batches)
 
-    def test_small_batches_are_one_rectangle(self, corpora) -> None:
-        assert Stream(*corpora["multi30k"], 4096, 1).tiles == 1
-        assert Stream(*corpora["multi30k"], 25_000, 1).tiles > 1
+    @pytest.mark.parametrize("budget", [1024, 4096])
+    def test_an_update_holds_pairs_of_many_lengths(self, corpora, budget: int) -> None:
+        _, tgt = corpora["tatoeba"]
+        spread = [tgt[batch.indices].std() for batch in epoch_of(Stream(*corpora["tatoeba"], budget, 1))]
+        assert np.mean(spread) > 0.7 * tgt.std()
 
 
 def test_progress_is_told_in_epochs() -> None:

@@ -6,6 +6,7 @@ src      s1 EOS pad pad        tgt_out  t1  t2 EOS
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -114,3 +115,34 @@ def _end_to_end(lists: list[list[int]]) -> tuple[Ids, Ids]:
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
     ids = np.fromiter((index for row in lists for index in row), dtype=np.int64, count=int(offsets[-1]))
     return ids, offsets
+
+
+def merged(batches: Sequence[Batch], pad_id: int, most_tokens: int) -> list[Batch]:
+    """Neighbours put together, padded to the widest, for as long as a side has at most `most_tokens` real tokens.
+
+    For whoever computes nothing at padding: few large batches cost less than many small ones.
+    """
+    groups: list[list[Batch]] = []
+    held = 0
+    for batch in batches:
+        tokens = max(int((batch.src != pad_id).sum()), batch.n_tokens)
+        if not groups or held + tokens > most_tokens:
+            groups.append([])
+            held = 0
+        groups[-1].append(batch)
+        held += tokens
+    return [group[0] if len(group) == 1 else _merge(group, pad_id) for group in groups]
+
+
+def _merge(batches: Sequence[Batch], pad_id: int) -> Batch:
+    def stack(parts: list[Tensor]) -> Tensor:
+        widest = max(part.size(1) for part in parts)
+        return torch.cat([torch.nn.functional.pad(part, (0, widest - part.size(1)), value=pad_id) for part in parts])
+
+    return Batch(
+        stack([batch.src for batch in batches]),
+        stack([batch.tgt_in for batch in batches]),
+        stack([batch.tgt_out for batch in batches]),
+        sum(batch.n_tokens for batch in batches),
+        np.concatenate([batch.indices for batch in batches]),
+    )

@@ -27,10 +27,12 @@ from dragoman.errors import DataError
 WINDOW = 500_000
 """Pairs that are shuffled, sorted and cut together."""
 
-# Tried in turn until padding is below this share; the smallest tile still keeps a matrix product busy.
-_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+# Tried in turn until padding is below this share. The first is more than padding asks for: an update whose pairs are
+# all of one length learns that length, and the next one unlearns it. On Tatoeba en-zh with 1,024 tokens an update, the
+# dev loss after 1,200 updates is 3.89 with one tile and 3.46 with four or eight.
+_TILES = (8, 12, 16, 24, 32, 48, 64)
 _PADDING = 0.048
-_SMALLEST_TILE = 256
+_SMALLEST_TILE = 64
 
 # A part may be this much of its share larger than another, rather than have a sliver of a tile.
 _SNAP = 0.05
@@ -197,13 +199,13 @@ class Stream:
         return max([self._batch(Position(), Position(), tiles), *self._window(0, 0)], key=self._memory)
 
     def _memory(self, batch: GlobalBatch) -> float:
-        """What the hungriest tile needs, in no particular unit: so much a token, and as much again for attention where
+        """What the tiles need together, in no particular unit: so much a token, and as much again for attention where
         a row has some 512 of them."""
-        needs = [0.0]
+        needs = 0.0
         for tile in batch.tiles:
             src, tgt = padded(self.src_lengths, self.tgt_lengths, tile)
-            needs.append((src + tgt) * (1 + max(src, tgt) / len(tile) / 512))
-        return max(needs)
+            needs += (src + tgt) * (1 + max(src, tgt) / len(tile) / 512)
+        return needs
 
     def _longest(self, tokens: int) -> Ids:
         """Indices of the longest pairs that fit, longest first, enough of them to hold so many tokens."""
@@ -266,10 +268,10 @@ class Stream:
         indices = self._pairs(0, 0)
         src, tgt = self.src_lengths[indices], self.tgt_lengths[indices]
         rows = np.arange(len(indices), dtype=np.int64)
-        chosen = 1
+        chosen = max(1, min(_TILES[0], self.batch_tokens // _SMALLEST_TILE))
         for tiles in _TILES:
             budget = self.batch_tokens // tiles
-            if tiles > 1 and budget < _SMALLEST_TILE:
+            if budget < _SMALLEST_TILE:
                 break
             chosen = tiles
             large = over_budget(src, tgt, budget)  # each is a tile of its own, without padding

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dragoman.batches.batch import merged
 from dragoman.model.transformer import Transformer
 from dragoman.training import parallel
 from dragoman.training.feed import Share
@@ -22,6 +23,9 @@ from dragoman.training.lanes import Lanes
 from dragoman.training.loss import projected_loss, smoothed_cross_entropy
 from dragoman.training.options import TrainingConfig
 from dragoman.training.precision import Chosen, autocast
+
+MERGED_TOKENS = 8192
+"""Tokens a side that lanes work through together: enough to be fast, and few enough to bound their memory."""
 
 
 class Gradients(Protocol):
@@ -156,12 +160,14 @@ class InLanes:
         beat: Callable[[], None],
     ) -> None:
         self.config, self.world, self.beat = config, world, beat
+        self.pad_id = model.pad_id
         self.parameters = list(model.parameters())
         self.lanes = Lanes(model, config.lanes or torch.get_num_threads(), precision)
 
     def of(self, share: Share, scale: float, seed: int) -> tuple[float, float]:
         loss = plain = 0.0
-        batches = [batch for batch in share.batches if len(batch)]
+        # Lanes compute nothing at padding, so tiles need not stay rectangles.
+        batches = merged([batch for batch in share.batches if len(batch)], self.pad_id, MERGED_TOKENS)
         if batches:
             config = self.config
             loss, plain = self.lanes.gradients(
