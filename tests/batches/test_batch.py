@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 from hypothesis import given
@@ -75,7 +77,7 @@ def test_ids_of_a_memory_map_are_copied() -> None:
 def test_merged_batches_hold_the_same_rows(rows: list[tuple[list[int], list[int]]], cuts: list[int], most: int) -> None:
     data = PairedIds.from_lists([row[0] for row in rows], [row[1] for row in rows])
     edges = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})
-    parts = [collate(data, np.arange(start, end), PAD, BOS, EOS) for start, end in zip(edges, edges[1:], strict=False)]
+    parts = [collate(data, np.arange(start, end), PAD, BOS, EOS) for start, end in itertools.pairwise(edges)]
     whole = merged(parts, PAD, most)
     assert np.concatenate([batch.indices for batch in whole]).tolist() == list(range(len(rows)))
     assert sum(batch.n_tokens for batch in whole) == sum(batch.n_tokens for batch in parts)
