@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
-import os
 import shutil
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol, cast
 
 import torch
@@ -40,8 +38,9 @@ from dragoman.tokens.paired import PairedIds
 from dragoman.tokens.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from dragoman.training import parallel
 from dragoman.training.feed import Feed, Ids, Regularise
-from dragoman.training.loop import SIGNALS, Loop, Report
+from dragoman.training.loop import Loop, Report
 from dragoman.training.precision import choose
+from dragoman.training.stopping import stopping_at_signals
 from dragoman.training.validation import DevSet
 from dragoman.translator import Translator
 
@@ -343,9 +342,13 @@ class Run:
         pairs = self._dev_pairs()
         translator = Translator(model, self.tokenizer, replace(self.config, decoding=DecodingConfig(greedy=True)))
         texts = []
-        for translation in translator.stream(pair.src for pair in pairs):
-            texts.append(translation.text)
-            beat()
+        logging.disable(logging.WARNING)  # an untrained model's empty lines need not be named one by one
+        try:
+            for translation in translator.stream(pair.src for pair in pairs):
+                texts.append(translation.text)
+                beat()
+        finally:
+            logging.disable(logging.NOTSET)
         references = [pair.tgt for pair in pairs]
         language = self.config.data.tgt_lang or None
         return replace(dev, bleu=bleu(texts, references, language).score, chrf=chrf(texts, references, language).score)
@@ -473,25 +476,3 @@ def leaving() -> Iterator[None]:
         yield
     finally:
         parallel.leave()
-
-
-@contextlib.contextmanager
-def stopping_at_signals(loop: Loop) -> Iterator[None]:
-    """Within the block SIGINT and SIGTERM end the loop after its update; the second one ends the process at once."""
-    received: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if received:
-            os._exit(128 + number)
-        received.append(number)
-        loop.request_stop(signal.Signals(number))
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

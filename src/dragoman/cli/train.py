@@ -318,7 +318,7 @@ class Bar(Display):
             return
         self.progress = Progress(
             TextColumn("step {task.fields[step]}"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=20),
             TextColumn(
                 "loss {task.fields[loss]}  {task.fields[speed]} tokens/s  {task.fields[left]} left{task.fields[bleu]}"
             ),
