@@ -70,6 +70,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7, help="turns of every engine; the median counts")
     parser.add_argument("--updates", type=int, help="updates a turn (5 of small, 1 of base)")
     parser.add_argument("--only", nargs="+", help="engines whose name contains one of these, beside ours")
+    parser.add_argument(
+        "--curve", type=int, metavar="N", help="instead: the loss of ours over N updates, each precision"
+    )
     parser.add_argument("--json", type=Path, help="write all figures here too")
     parser.add_argument("--worker", nargs=2, metavar=("ENGINE", "BATCHES"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -78,6 +81,9 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         batches = prepare(arguments.data, Path(folder))
+        if arguments.curve:
+            curve(arguments.size[0], batches, arguments)
+            return
         results = [
             compare(size, precision, batches, arguments) for size in arguments.size for precision in arguments.precision
         ]
@@ -112,7 +118,7 @@ def work(engine: str, path: str, size: Size, precision: str, threads: int) -> No
         wall, cpu, loss, tokens = time.perf_counter(), time.process_time(), 0.0, 0
         for src, tgt_in, tgt_out in chosen:
             n = int((tgt_out != 0).sum())
-            loss, tokens = update(src, tgt_in, tgt_out, n), tokens + n
+            loss, tokens = loss + update(src, tgt_in, tgt_out, n) / count, tokens + n
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         print(json.dumps({"tokens": tokens, "wall": wall, "cpu": cpu, "loss": loss}), flush=True)
 
@@ -236,6 +242,60 @@ def flops_per_target_token(path: Path, size: Size) -> float:
     return total / targets
 
 
+class Workers:
+    """A process for each (engine, precision) under a name, all ready; they end with the block."""
+
+    def __init__(self, engines: dict[str, tuple[str, str]], size: str, batches: Path, threads: int) -> None:
+        self._processes = {
+            name: subprocess.Popen(
+                [sys.executable, __file__, "--worker", engine, str(batches), "--size", size, "--precision", precision,
+                 "--threads", str(threads)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )
+            for name, (engine, precision) in engines.items()
+        }  # fmt: skip
+
+    def __enter__(self) -> Workers:
+        for name in self._processes:
+            self._answer(name)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+
+    def ask(self, name: str, line: str) -> Any:
+        """Send a line, wait for the answer."""
+        pipe = self._processes[name].stdin
+        assert pipe is not None
+        pipe.write(line + "\n")
+        pipe.flush()
+        return json.loads(self._answer(name))
+
+    def _answer(self, name: str) -> str:
+        pipe = self._processes[name].stdout
+        assert pipe is not None
+        if not (answer := pipe.readline()):
+            raise SystemExit(f"error: {name} has ended; its last words are above")
+        return answer
+
+
+def curve(size: str, batches: Path, arguments: argparse.Namespace) -> None:
+    """Mean training loss of each tenth of the updates: ours in both precisions, and the plain loop in float32."""
+    engines = {
+        f"{OURS} float32": ("ours", "float32"),
+        f"{OURS} bfloat16": ("ours", "bfloat16"),
+        "nn.Transformer float32": ("plain", "float32"),
+    }
+    step = max(arguments.curve // 10, 1)
+    with Workers(engines, size, batches, arguments.threads) as workers:
+        print(f"{'updates':>9}" + "".join(f"{name:>24}" for name in engines))
+        for first in range(0, arguments.curve, step):
+            losses = [workers.ask(name, f"{first} {step}")["loss"] for name in engines]
+            print(f"{first + step:>9}" + "".join(f"{loss:>24.4f}" for loss in losses), flush=True)
+
+
 def compare(size: str, precision: str, batches: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """All engines of a precision, turn by turn; prints the table and returns its figures."""
     engines = {
@@ -244,41 +304,16 @@ def compare(size: str, precision: str, batches: Path, arguments: argparse.Namesp
         if name == OURS or not arguments.only or any(part in name for part in arguments.only)
     }
     updates = arguments.updates or {"small": 5, "base": 1}[size]
-    workers = {
-        name: subprocess.Popen(
-            [sys.executable, __file__, "--worker", key, str(batches), "--size", size, "--precision", precision,
-             "--threads", str(arguments.threads)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )
-        for name, key in {**engines, "peak": "peak"}.items()
-    }  # fmt: skip
-
-    def ask(name: str, line: str) -> Any:
-        worker = workers[name]
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        worker.stdin.write(line + "\n")
-        worker.stdin.flush()
-        if not (answer := worker.stdout.readline()):
-            raise SystemExit(f"error: {name} has ended; its last words are above")
-        return json.loads(answer)
-
-    try:
-        for worker in workers.values():
-            assert worker.stdout is not None
-            worker.stdout.readline()
-        turns: dict[str, list[Any]] = {name: [] for name in engines}
-        best = 0.0
+    turns: dict[str, list[Any]] = {name: [] for name in engines}
+    best = 0.0
+    started = {name: (key, precision) for name, key in {**engines, "peak": "peak"}.items()}
+    with Workers(started, size, batches, arguments.threads) as workers:
         for turn in range(-1, arguments.turns):
             for name in engines:  # the turn before the first warms up
-                answer = ask(name, f"{(turn + 1) * updates} {updates}")
+                answer = workers.ask(name, f"{(turn + 1) * updates} {updates}")
                 if turn >= 0:
                     turns[name].append(answer)
-            best = max(best, ask("peak", "peak")["flops"])
-    finally:
-        for worker in workers.values():
-            worker.kill()
-            worker.wait()
+            best = max(best, workers.ask("peak", "peak")["flops"])
 
     flops = flops_per_target_token(batches, SIZES[size])
     speed = {name: statistics.median(turn["tokens"] / turn["wall"] for turn in of) for name, of in turns.items()}
