@@ -30,7 +30,7 @@ def folder(tmp_path_factory) -> Path:
     """A model folder: random weights, a real tokenizer."""
     path = tmp_path_factory.mktemp("models")
     tokenizer = train_tokenizer([*TEXTS * 5, "\\ tab"], TokenizerConfig(vocab_size=320), path / "tokenizer", seed=1)
-    for seed, name in ((1, "model"), (2, "other")):
+    for seed, name in ((4, "model"), (7, "other")):  # whose translations are not empty
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             spec = PaperSpec(n_layers=1, d_model=16, d_ff=24, n_heads=2)
