@@ -51,7 +51,7 @@ slow = pytest.mark.slow
 CASES = [
     ("huggingface", "paper"),
     pytest.param("huggingface", "untied", marks=slow),
-    ("huggingface", "softmax-apart"),
+    pytest.param("huggingface", "softmax-apart", marks=slow),
     pytest.param("huggingface", "swish-uneven", marks=slow),
     ("ctranslate2", "paper"),
     ("ctranslate2", "pre_norm"),
