@@ -246,18 +246,16 @@ class Workers:
     """A process for each (engine, precision) under a name, all ready; they end with the block."""
 
     def __init__(self, engines: dict[str, tuple[str, str]], size: str, batches: Path, threads: int) -> None:
-        self._processes = {
-            name: subprocess.Popen(
-                [sys.executable, __file__, "--worker", engine, str(batches), "--size", size, "--precision", precision,
-                 "--threads", str(threads)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+        for name, (engine, precision) in engines.items():  # one after the other: starting takes all threads too
+            command = [sys.executable, __file__, "--worker", engine, str(batches)]
+            options = ["--size", size, "--precision", precision, "--threads", str(threads)]
+            self._processes[name] = subprocess.Popen(
+                [*command, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
-            for name, (engine, precision) in engines.items()
-        }  # fmt: skip
+            self._answer(name)
 
     def __enter__(self) -> Workers:
-        for name in self._processes:
-            self._answer(name)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -311,6 +309,8 @@ def compare(size: str, precision: str, batches: Path, arguments: argparse.Namesp
         for turn in range(-1, arguments.turns):
             for name in engines:  # the turn before the first warms up
                 answer = workers.ask(name, f"{(turn + 1) * updates} {updates}")
+                said = f"{answer['tokens'] / answer['wall']:,.0f} tokens/s, loss {answer['loss']:.3f}"
+                print(f"turn {turn + 1} of {arguments.turns}: {name} {said}", file=sys.stderr)
                 if turn >= 0:
                     turns[name].append(answer)
             best = max(best, workers.ask("peak", "peak")["flops"])
