@@ -11,13 +11,13 @@ DATA := data/tatoeba-en-zh
 DEMO := runs/demo
 DRAGOMAN := .venv/bin/dragoman
 
-.PHONY: help demo test test-slow lint format venv venv-dev
+.PHONY: help demo test test-slow test-long lint format venv venv-dev
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       train a small English-Chinese Transformer on this machine's CPU, score it and translate with it"
 	@echo "make test       every test that is not marked slow"
-	@echo "make test-slow  the tests that are"
+	@echo "make test-slow  the tests that are, but for the longest (make test-long)"
 	@echo "make lint       formatting, lint and types; make format mends the first two where it can"
 	@echo "make venv       only the environment in .venv (venv-dev: with what the tests need)"
 
@@ -70,7 +70,10 @@ test: venv-dev
 	HF_HUB_OFFLINE=1 .venv/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
 test-slow: venv-dev
-	HF_HUB_OFFLINE=1 .venv/bin/python -m pytest -m slow $(PYTEST_ARGS)
+	HF_HUB_OFFLINE=1 .venv/bin/python -m pytest -m "slow and not long" $(PYTEST_ARGS)
+
+test-long: venv-dev
+	HF_HUB_OFFLINE=1 .venv/bin/python -m pytest -m long $(PYTEST_ARGS)
 
 lint: venv-dev
 	.venv/bin/ruff format --check .

@@ -40,9 +40,17 @@ def threads():
     torch.set_num_threads(before)
 
 
+# Unfiltered sampling is left to the long run: a draw may fall between two of thousands of tokens that hardly differ,
+# where the rounding of another batch decides (docs/decoding.md).
+CASES = [
+    pytest.param(corpus, name, marks=[] if corpus == "flickr" and name != "sample" else pytest.mark.long)
+    for corpus in CORPORA
+    for name in OPTIONS
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("corpus", CORPORA)
+@pytest.mark.parametrize(("corpus", "name"), CASES)
 def test_batch_order_neighbours_and_threads_change_nothing(shared, translator, threads, corpus, name) -> None:
     file, is_tsv = CORPORA[corpus]
     options, n = OPTIONS[name]

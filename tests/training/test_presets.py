@@ -86,7 +86,14 @@ def test_the_recipes_of_table_2(root: Path, recipe: str, dropout: float, steps: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["wmt14-en-de-base", "wmt14-en-de-big", "wmt14-en-fr-big"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "wmt14-en-de-base",
+        pytest.param("wmt14-en-de-big", marks=pytest.mark.long),
+        pytest.param("wmt14-en-fr-big", marks=pytest.mark.long),
+    ],
+)
 def test_the_recipes_run_on_a_cpu_with_a_small_batch(
     root: Path, shared: Path, tmp_path: Path, recipe: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
