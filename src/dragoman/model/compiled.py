@@ -183,7 +183,7 @@ def _check_indices(indices: Tensor, n: int) -> None:
 @cache
 def load() -> CompiledKernels | None:
     """The C kernels, or None where they cannot be had. Never raises: they are only a matter of speed."""
-    library = native.library("training.c")
+    library = native.loaded("training.c")
     try:
         return None if library is None else CompiledKernels(library)
     except AttributeError:

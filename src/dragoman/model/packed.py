@@ -176,7 +176,7 @@ class PackedWeights:
 
 def can_pack(model: Any) -> bool:
     """Whether `PackedWeights` knows all that this model computes, and the kernels are there."""
-    if type(model) not in (Transformer, EncoderDecoder) or native.library("decoding.cpp") is None:
+    if type(model) not in (Transformer, EncoderDecoder) or native.loaded("decoding.cpp") is None:
         return False
     on_processor = all(parameter.device.type == "cpu" for parameter in model.parameters())
     residuals = [
@@ -268,7 +268,7 @@ class PackedModel:
     """One thread's decoder over shared weights; answers `contracts.Decodable`, and more for those who ask for less."""
 
     def __init__(self, weights: PackedWeights) -> None:
-        library = native.library("decoding.cpp")
+        library = native.loaded("decoding.cpp")
         if library is None:
             raise RuntimeError("the kernels are not there; ask can_pack first")
         self.weights = weights

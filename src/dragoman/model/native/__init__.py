@@ -31,7 +31,7 @@ FLAGS = {
 
 
 @functools.cache
-def library(name: str) -> ctypes.CDLL | None:
+def loaded(name: str) -> ctypes.CDLL | None:
     """The source of that name in this folder as a library, or None where it cannot be had. Never raises."""
     source = resources.files(__package__).joinpath(name).read_bytes()
     ending = Path(name).suffix
