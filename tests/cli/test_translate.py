@@ -58,6 +58,7 @@ def in_process(monkeypatch, capsys):
     log = logging.getLogger("dragoman")
     monkeypatch.setattr(log, "handlers", log.handlers)
     monkeypatch.setattr(log, "propagate", log.propagate)
+    log.setLevel(logging.NOTSET)  # another verb's --quiet, called in this process before
 
     def run(*arguments: object) -> tuple[int, str, str]:
         code = exit_code([*map(str, arguments)])
