@@ -13,7 +13,7 @@ from dragoman.decoding.engine import Job, Rules, decode
 from dragoman.decoding.options import DecodingConfig
 from dragoman.decoding.precision import Prepared, prepared
 from dragoman.decoding.search import Hypothesis
-from dragoman.model.packed import can_pack
+from dragoman.model.packed_weights import can_pack
 from dragoman.model.transformer import Transformer, TransformerConfig
 
 RULES = Rules(pad_id=0, bos_id=2, eos_id=3, banned=(0, 1, 2))

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.model.choices import EncoderDecoderSpec, PaperSpec, Positionwise, Sinusoidal
-from dragoman.model.packed import PackedModel, PackedWeights, can_pack
+from dragoman.model.few_rows import FEW_ROWS
+from dragoman.model.packed import PackedModel
+from dragoman.model.packed_weights import PackedWeights, can_pack
 
 V = 1_100  # more than one block of the vocabulary, and the last one partly filled
 SPECS = {
@@ -118,6 +120,23 @@ def test_the_best_tokens_are_those_of_the_whole_row(model: nn.Module) -> None:
     expected = allowed.topk(7)
     assert torch.allclose(best.logits, expected.values, atol=1e-6)
     assert torch.equal(best.tokens.long(), expected.indices)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("rows", [1, FEW_ROWS])
+@torch.no_grad()
+def test_few_rows_take_one_call_and_get_the_same_logits(model: nn.Module, precision: str, rows: int) -> None:
+    packed = PackedModel(PackedWeights(model, precision))  # type: ignore[arg-type]
+    tgt = torch.randint(1, V, (rows, 30))
+    state = theirs = packed.start(sources()).select(np.arange(rows) % 3)
+    barred = np.full((rows, 1), -1, dtype=np.int32)
+    for t in range(30):
+        best, state = packed.best(tgt[:, t], state, V, barred)
+        expected, theirs = packed.step(tgt[:, t], theirs)
+        logits = torch.empty(rows, V).scatter_(1, best.tokens.long(), best.logits)
+        # A value that lies between two steps of int8 or bfloat16 may go to either: sums differ in their last digit.
+        assert torch.allclose(logits, expected, atol=1e-5 if precision == "float32" else 0.05 * expected.std().item())
+        assert torch.allclose(best.totals, logits.logsumexp(-1), atol=1e-5)
 
 
 @torch.no_grad()

@@ -6,9 +6,15 @@ hypotheses are finished and no running one can beat the worst of them, not even 
 at the cap, where unfinished hypotheses compete by the same score. N is the beam size; how many are asked for changes
 nothing. A beam of one keeps the single best extension and nothing else: greedy search.
 
-Letters: B sentences in flight, N hypotheses of each, C = 2N candidates, V vocabulary. Hypotheses are kept as a trellis:
-for each step the candidates with their tokens and whose children they are. Nothing that has been written is moved again
-until a sentence is done and its hypotheses are read off, from the last token to the first.
+Where n of the N are asked for, what can no longer come among the n best is not computed: a running hypothesis whose
+best possible score is not above that of the n-th finished is dropped, and the sentence is done when none is left. This
+changes no answer. All running ones are equally long, so whatever a dropped one's children might push out of the beam is
+less likely than they are, and could not come among the n best either.
+
+Letters: B sentences in flight, N hypotheses of each, R of them all still running, C = 2N candidates, V vocabulary.
+Hypotheses are kept as a trellis: for each step the candidates with their tokens and whose children they are. Nothing
+that has been written is moved again until a sentence is done and its hypotheses are read off, from the last token to
+the first.
 """
 
 from __future__ import annotations
@@ -30,7 +36,7 @@ SCORE, LOG_PROB, LENGTH, CANDIDATE, FINISHED = range(5)
 
 
 class BeamSearch:
-    """The beams of B sentences. The first step has one row a sentence, every other one N."""
+    """The beams of B sentences. The first step has one row a sentence, every other one up to N."""
 
     def __init__(
         self,
@@ -57,6 +63,7 @@ class BeamSearch:
         self.lengths = torch.zeros(n, dtype=torch.long, device=device)  # [B] tokens so far
         self.newest = torch.full((n, 1), bos_id, dtype=torch.long, device=device)  # [B, N]
         self.log_probs = torch.zeros(n, 1, dtype=torch.float64, device=device)  # [B, N], minus infinity = no hypothesis
+        self.live = torch.ones(n, 1, dtype=torch.bool, device=device)  # [B, N] which places have a row of the model
         self.slots = torch.zeros(n, 1, dtype=torch.long, device=device)  # [B, N] the candidate that each one was
         self.trellis_tokens = torch.zeros(n, 16, self.n_candidates, dtype=torch.long, device=device)  # [B, L, C]
         self.trellis_parents = torch.zeros_like(self.trellis_tokens)  # [B, L, C] candidates of the step before
@@ -77,25 +84,34 @@ class BeamSearch:
 
     @property
     def tokens(self) -> Tensor:
-        """[B * N]: what the model reads next. A place without a hypothesis carries some valid token."""
-        return self.newest.flatten()
+        """[R]: what the model reads next, of the hypotheses that still run, sentence by sentence."""
+        return self.newest[self.live]
 
     def advance(self, logits: Tensor) -> Advance:
-        """logits [B * N, V] -> the rows that go on, N for each sentence that is not done."""
-        return self._extend(*self._candidates(logits.float().view(*self.newest.shape, -1)))
+        """logits [R, V] -> the rows that go on, up to N for each sentence that is not done."""
+        return self._extend(*self._candidates(self._in_places(logits.float())))
 
     def barred(self) -> np.ndarray | None:
-        """[B * N, n] int32: what `Best` must leave out, ending in -1; None where the rules need all logits."""
-        return self.constraints.barred(self.lengths, self.newest.size(1))
+        """[R, n] int32: what `Best` must leave out, ending in -1; None where the rules need all logits."""
+        barred = self.constraints.barred(self.lengths, self.newest.size(1))
+        return barred if barred is None else barred[self.live.flatten().numpy()]
 
     def advance_best(self, best: Best) -> Advance:
         """As `advance`, from the `n_candidates` likeliest tokens of each row that are not barred."""
-        token_log_probs = (best.logits - best.totals[:, None]).view(*self.newest.shape, -1)  # [B, N, k]
-        return self._extend(*self._ranked(best.tokens.long().clamp(min=0).view_as(token_log_probs), token_log_probs))
+        tokens = best.tokens.long().clamp(min=0)
+        return self._extend(*self._ranked(self._in_places(tokens), self._in_places(best.logits - best.totals[:, None])))
+
+    def _in_places(self, rows: Tensor) -> Tensor:
+        """[R, n] -> [B, N, n], with zeros where no hypothesis runs: whatever is added to minus infinity."""
+        places = rows.new_zeros(*self.live.shape, rows.size(1)) if rows.size(0) < self.live.numel() else None
+        if places is None:
+            return rows.view(*self.live.shape, -1)
+        places[self.live] = rows
+        return places
 
     def _extend(self, parents: Tensor, tokens: Tensor, token_log_probs: Tensor, log_probs: Tensor) -> Advance:
         """Candidates [B, C] as `_ranked` gives them -> the rows that go on."""
-        B, width = self.newest.shape
+        B = self.newest.size(0)
         ended = tokens == self.constraints.eos_id  # [B, C]
 
         # The trellis gets its next step, which for each sentence is at its own length.
@@ -120,7 +136,8 @@ class BeamSearch:
         self.log_probs = running
         self.slots = chosen
         self.newest = tokens.gather(1, chosen)
-        rows = parents.gather(1, chosen)  # [B, N] of `width`
+        rows = parents.gather(1, chosen)  # [B, N] of the old places
+        row_at = self.live.flatten().cumsum(0).view_as(self.live) - 1  # [B, old places]
         if self.history is not None:
             past = self.history.gather(1, rows[..., None].expand(-1, -1, self.history.size(2)))  # [B, N, L]
             past = torch.nn.functional.pad(past, (0, room - past.size(2)))
@@ -130,13 +147,14 @@ class BeamSearch:
         eligible = (ended | at_cap[:, None]) & (log_probs > NEVER)  # [B, C]
         if bool(eligible.any()):
             self._finish(log_probs.masked_fill(~eligible, NEVER), self.lengths, ended)
-        done = at_cap | self._is_decided()
+        self.live = self._may_win()
+        done = at_cap | ~self.live.any(dim=1)
         alive = torch.cat([running, self.pool[..., SCORE]], dim=1).amax(dim=1) > NEVER  # [B]
         if not bool(alive.all()):
             # The rules left no candidate at all: what there was before this step is the answer, unfinished.
             self._give_up(~alive, *before)
             done = done | ~alive
-        return self._leave(done, rows + width * torch.arange(B, device=rows.device)[:, None], width)
+        return self._leave(done, row_at.gather(1, rows), int(row_at[-1, -1]) + 1)
 
     def _candidates(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """logits [B, N, V] -> the C best extensions of each sentence, best first.
@@ -183,12 +201,10 @@ class BeamSearch:
         best = everyone[..., SCORE].argsort(dim=1, descending=True, stable=True)[:, : self.beam_size]
         self.pool = everyone.gather(1, best[..., None].expand(-1, -1, 5))
 
-    def _is_decided(self) -> Tensor:
-        """[B]: N are finished, and no running hypothesis can beat the worst of them; or none is running."""
-        best = self.log_probs[:, 0]  # the first is the likeliest, and all are of one length
-        reach = bound(best, self.lengths, self.caps, self.alpha, self.penalty)  # [B]
-        worst = self.pool[:, -1, SCORE]
-        return ((worst > NEVER) & (reach <= worst)) | (best == NEVER)
+    def _may_win(self) -> Tensor:
+        """[B, N]: the running hypotheses that can still come among the n best."""
+        reach = bound(self.log_probs, self.lengths[:, None], self.caps[:, None], self.alpha, self.penalty)  # [B, N]
+        return (self.log_probs > NEVER) & (reach > self.pool[:, self.n_best - 1, SCORE, None])
 
     def _give_up(self, stuck: Tensor, log_probs: Tensor, lengths: Tensor, slots: Tensor) -> None:
         """Put the hypotheses from before this step into the pool of the sentences where `stuck` [B]."""
@@ -201,17 +217,16 @@ class BeamSearch:
         rows = torch.nn.functional.pad(rows, (0, 0, 0, self.beam_size - rows.size(1)), value=NEVER)
         self.pool = torch.where(stuck[:, None, None], rows, self.pool)
 
-    def _leave(self, done: Tensor, rows: Tensor, width: int) -> Advance:
-        """Read off the sentences that are done and close the ranks of the others; rows [B, N] of the old state."""
-        leaving = done.nonzero()[:, 0]
-        if not leaving.numel():
-            flat = rows.flatten()
-            unmoved = width == self.beam_size and torch.equal(flat, torch.arange(flat.numel(), device=flat.device))
-            return Advance(None if unmoved else flat, [])
-        results = [(self.keys[b], self._read_off(b)) for b in leaving.tolist()]
-        stay = (~done).nonzero()[:, 0]
-        self._select(stay)
-        return Advance(rows[stay].flatten(), results)
+    def _leave(self, done: Tensor, rows: Tensor, n_rows: int) -> Advance:
+        """Read off the sentences that are done and close the ranks of the others; rows [B, N] of the `n_rows` old."""
+        results = [(self.keys[b], self._read_off(b)) for b in done.nonzero()[:, 0].tolist()]
+        if results:
+            stay = (~done).nonzero()[:, 0]
+            self._select(stay)
+            rows = rows[stay]
+        flat = rows[self.live]  # [R]
+        unmoved = flat.numel() == n_rows and torch.equal(flat, torch.arange(n_rows, device=flat.device))
+        return Advance(None if unmoved else flat, results)
 
     def _select(self, sentences: Tensor) -> None:
         self.keys = [self.keys[b] for b in sentences.tolist()]
@@ -220,6 +235,7 @@ class BeamSearch:
         self.lengths = self.lengths[sentences]
         self.newest = self.newest[sentences]
         self.log_probs = self.log_probs[sentences]
+        self.live = self.live[sentences]
         self.slots = self.slots[sentences]
         self.trellis_tokens = self.trellis_tokens[sentences]
         self.trellis_parents = self.trellis_parents[sentences]
@@ -238,6 +254,7 @@ class BeamSearch:
         self.lengths = torch.cat([self.lengths, other.lengths])
         self.newest = torch.cat([self.newest, other.newest])
         self.log_probs = torch.cat([self.log_probs, other.log_probs])
+        self.live = torch.cat([self.live, other.live])
         self.slots = torch.cat([self.slots, other.slots])
         self.trellis_tokens = joined(self.trellis_tokens, other.trellis_tokens)
         self.trellis_parents = joined(self.trellis_parents, other.trellis_parents)

@@ -4,7 +4,7 @@ All threads draw from one queue, longest sentences first, so that they end toget
 as a quarter of it is free: a long sentence keeps no short one waiting, and products keep the number of rows at which
 they are fast. What shares a batch changes no result (see `model/packed.py`), and nor does the number of threads.
 
-Memory: at most MAX_ROWS hypotheses and `batch_tokens` source tokens (each counted once per hypothesis) a thread.
+Memory: at most 2 MAX_ROWS hypotheses and `batch_tokens` source tokens (each counted once per hypothesis) a thread.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ import torch
 from torch import Tensor
 
 from dragoman.decoding.search import Hypothesis, Results, Search
-from dragoman.model.packed import PackedModel, PackedState, PackedWeights
+from dragoman.model.packed import PackedModel, PackedState
+from dragoman.model.packed_weights import PackedWeights
 
 if TYPE_CHECKING:
     from dragoman.decoding.engine import Job
 
 MAX_ROWS = 256
-"""Hypotheses in flight in one thread: at this many, products come near the processor's peak."""
+"""Hypotheses in flight in one thread: at this many, products come near the processor's peak. A beam may have dropped
+some of its own and have them again at its next step, so that for a few steps it can be up to twice as many."""
 
 MakeSearch = Callable[[list[int]], tuple[Search, Tensor | None]]
 """Numbers of jobs -> their search, and which job's place each row is, where that is not simply 0, 1, 2, ..."""
@@ -115,7 +117,7 @@ class _Lane:
         with torch.inference_mode():
             while not self.stop:
                 in_flight = search.n_sentences if search is not None else 0
-                room = MAX_ROWS - in_flight * self.rows_per_job
+                room = self._room(state, in_flight)
                 if not in_flight or (self.queue and 4 * room >= MAX_ROWS):
                     entering = self._take(state, in_flight)
                     if entering:
@@ -137,10 +139,10 @@ class _Lane:
 
     def _take(self, state: PackedState | None, in_flight: int) -> list[int]:
         """The next jobs that there is room for; at least one where nothing is in flight."""
-        rows = in_flight * self.rows_per_job
+        room = self._room(state, in_flight)
         tokens = int(state.memory_lengths.sum()) if state is not None and in_flight else 0
         entering: list[int] = []
-        while rows + self.rows_per_job <= MAX_ROWS or not (entering or in_flight):
+        while room >= self.rows_per_job or not (entering or in_flight):
             try:
                 job = self.queue.popleft()
             except IndexError:
@@ -150,8 +152,14 @@ class _Lane:
                 self.queue.appendleft(job)
                 break
             entering.append(job)
-            rows += self.rows_per_job
+            room -= self.rows_per_job
         return entering
+
+    def _room(self, state: PackedState | None, in_flight: int) -> int:
+        """Rows that may still come in."""
+        if state is None or not in_flight:
+            return MAX_ROWS
+        return min(MAX_ROWS - len(state.lengths), 2 * MAX_ROWS - in_flight * self.rows_per_job)
 
     def _enter(self, entering: list[int], results: dict[int, list[Hypothesis]]) -> tuple[Search, PackedState]:
         """The search and state of new sentences, past their first step, at which a beam is still one row."""

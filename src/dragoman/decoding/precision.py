@@ -17,7 +17,7 @@ from dragoman.decoding.continuous import ContinuousDecoder
 from dragoman.decoding.ensemble import Ensemble
 from dragoman.errors import ConfigError
 from dragoman.model.native.calls import Precision
-from dragoman.model.packed import PackedWeights, can_pack
+from dragoman.model.packed_weights import PackedWeights, can_pack
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 

@@ -5,41 +5,36 @@ row of a step stands for itself, so that sentences of any age share a batch and 
 are written once and never moved: a row's past is a list of slots, which beams of one sentence share. What lies between
 two products is one pass over each row (`native/decoding.cpp`).
 
-It covers post-norm encoder-decoders: the paper's and Marian's. Letters: R rows, L decoder layers, D d_model, V
-vocabulary, E = H (K + V), the width of one position's keys and values.
+Letters: R rows, L decoder layers, D d_model, V vocabulary, E = H (K + V), the width of one position's keys and values.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dragoman.model import native
-from dragoman.model.families.encoder_decoder import EncoderDecoder
-from dragoman.model.native.calls import KINDS, Kernels, Precision
-from dragoman.model.transformer import MultiHeadAttention, PostNorm, Transformer
-
-INPUT_TYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
-PRODUCT_TYPES: dict[Precision, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "int8": torch.int32,
-}
+from dragoman.model.few_rows import FEW_ROWS, FewRows
+from dragoman.model.native.calls import Kernels
+from dragoman.model.packed_weights import (
+    INPUT_TYPES,
+    PRODUCT_TYPES,
+    VOCABULARY_BLOCK,
+    Norm,
+    PackedEncoderLayer,
+    PackedLinear,
+    PackedWeights,
+)
 
 PAGE_BITS = 13
 """A step may have up to 2^13 rows; their keys and values are one page."""
-VOCABULARY_BLOCK = 1024
-"""Vocabulary columns whose logits are reduced together, while they are still in the processor's cache."""
 PRUNE_EVERY = 32
 """Steps after which pages that no row looks back to are let go."""
-
-ACTIVATIONS = {"relu": 0, "swish": 1, "gelu": 2}
 
 
 class Input(NamedTuple):
@@ -55,146 +50,6 @@ class Product(NamedTuple):
     values: Tensor
     row_scales: Tensor
     linear: PackedLinear
-
-
-class PackedLinear:
-    """x W^T + b with W [out, in]; the bias is left to the kernel that reads the product."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, precision: Precision) -> None:
-        weight = weight.detach().float()
-        self.n_out, self.n_in = weight.shape
-        self.bias = torch.zeros(self.n_out) if bias is None else bias.detach().float().contiguous()
-        self.scales = torch.ones(0)
-        if precision == "int8":  # each output's weights have their own scale, symmetric about zero
-            self.scales = (weight.abs().amax(dim=1) / 127).clamp_min(1e-12)  # [out]
-            self.weight = (weight / self.scales[:, None]).round().to(torch.int8).t()  # [in, out]
-        else:
-            self.weight = weight.t().contiguous().to(INPUT_TYPES[precision])  # [in, out]
-
-
-class Norm(NamedTuple):
-    """LayerNorm's parameters."""
-
-    gamma: Tensor
-    beta: Tensor
-    epsilon: float
-
-
-@dataclass(frozen=True)
-class Heads:
-    """A MultiHeadAttention's sizes."""
-
-    n: int
-    d_k: int
-    d_v: int
-
-    @property
-    def kept(self) -> int:
-        """E: what one position leaves behind."""
-        return self.n * (self.d_k + self.d_v)
-
-
-@dataclass(frozen=True)
-class PackedEncoderLayer:
-    """One encoder layer's weights."""
-
-    heads: Heads
-    qkv: PackedLinear
-    o: PackedLinear
-    norm: Norm
-    inner: PackedLinear
-    outer: PackedLinear
-    last_norm: Norm
-
-
-@dataclass(frozen=True)
-class PackedDecoderLayer(PackedEncoderLayer):
-    """One decoder layer's weights; `memory` gives keys and values of the source, once a sentence."""
-
-    cross_heads: Heads
-    q: PackedLinear
-    memory: PackedLinear
-    cross_o: PackedLinear
-    cross_norm: Norm
-
-
-class PackedWeights:
-    """All weights of a model in one precision; shared by every thread that decodes with it."""
-
-    def __init__(self, model: Any, precision: Precision) -> None:
-        self.precision: Precision = precision
-        self.pad_id: int = model.pad_id
-        config = model.config
-        self.scale = math.sqrt(config.d_model) if getattr(config, "scale_embedding", True) else 1.0
-        self.activation = ACTIVATIONS[getattr(getattr(config, "feed_forward", None), "activation", "relu")]
-        self.position = model.position
-        self.source_embedding: Tensor = model.embedding.weight.detach().float()  # [V, D]
-        target = getattr(model, "embedding_of_target", model.embedding)
-        self.target_embedding: Tensor = target.weight.detach().float()  # [V, D]
-        self.encoder = [self._encoder_layer(layer) for layer in model.encoder.layers]
-        self.decoder = [self._decoder_layer(layer) for layer in model.decoder.layers]
-        weight, bias = model.generator.weight, model.generator.bias
-        self.n_vocabulary = weight.size(0)
-        self.blocks = [
-            self._linear(weight[i : i + VOCABULARY_BLOCK], None if bias is None else bias[i : i + VOCABULARY_BLOCK])
-            for i in range(0, self.n_vocabulary, VOCABULARY_BLOCK)
-        ]
-
-    def _linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        return PackedLinear(weight, bias, self.precision)
-
-    def _stacked(self, *linears: nn.Linear) -> PackedLinear:
-        """Several maps of one input as one product."""
-        return self._linear(torch.cat([x.weight for x in linears]), torch.cat([x.bias for x in linears]))
-
-    def _encoder_parts(self, layer: Any) -> dict[str, Any]:
-        attention, ff = layer.self_attention, layer.feed_forward
-        return {
-            "heads": _heads(attention),
-            "qkv": self._stacked(attention.q, attention.k, attention.v),
-            "o": self._linear(attention.o.weight, attention.o.bias),
-            "norm": _norm(layer.self_attention_residual),
-            "inner": self._linear(ff.inner.weight, ff.inner.bias),
-            "outer": self._linear(ff.outer.weight, ff.outer.bias),
-            "last_norm": _norm(layer.feed_forward_residual),
-        }
-
-    def _encoder_layer(self, layer: Any) -> PackedEncoderLayer:
-        return PackedEncoderLayer(**self._encoder_parts(layer))
-
-    def _decoder_layer(self, layer: Any) -> PackedDecoderLayer:
-        cross = layer.cross_attention
-        return PackedDecoderLayer(
-            **self._encoder_parts(layer),
-            cross_heads=_heads(cross),
-            q=self._linear(cross.q.weight, cross.q.bias),
-            memory=self._stacked(cross.k, cross.v),
-            cross_o=self._linear(cross.o.weight, cross.o.bias),
-            cross_norm=_norm(layer.cross_attention_residual),
-        )
-
-
-def can_pack(model: Any) -> bool:
-    """Whether `PackedWeights` knows all that this model computes, and the kernels are there."""
-    if type(model) not in (Transformer, EncoderDecoder) or native.loaded("decoding.cpp") is None:
-        return False
-    on_processor = all(parameter.device.type == "cpu" for parameter in model.parameters())
-    residuals = [
-        part
-        for layer in [*model.encoder.layers, *model.decoder.layers]
-        for name, part in layer.named_children()
-        if name.endswith("_residual")
-    ]
-    return on_processor and all(isinstance(part, PostNorm) for part in residuals)
-
-
-def _heads(attention: MultiHeadAttention) -> Heads:
-    return Heads(attention.n_heads, attention.d_k, attention.d_v)
-
-
-def _norm(residual: PostNorm) -> Norm:
-    norm = residual.norm
-    return Norm(norm.weight.detach().float().contiguous(), norm.bias.detach().float().contiguous(), norm.eps)
 
 
 class Page:
@@ -274,6 +129,7 @@ class PackedModel:
         self.weights = weights
         self.pad_id = weights.pad_id
         self.kernels = Kernels(library, weights.precision)
+        self._few_rows = FewRows(weights, library)
         self._buffers: dict[tuple[str, int], Tensor] = {}
         self._page_at = np.zeros((len(weights.decoder), 64), dtype=np.int64)  # [L, pages] addresses
         self._free_pages: list[int] = []
@@ -368,13 +224,10 @@ class PackedModel:
 
     def _embed(self, tokens: Tensor, places: Tensor, embedding: Tensor, name: str) -> Tensor:
         """tokens [R] at positions places [R] -> [R, D], which the layers then write over."""
-        furthest = int(places.max()) + 1 if places.numel() else 0
-        position = self.weights.position
-        if furthest > position.table.size(0):
-            position(torch.zeros(1, furthest, embedding.size(1)))  # the table grows on demand
+        positions = self.weights.positions(int(places.max()) + 1 if places.numel() else 0)
         x = self._buffer(name, tokens.size(0), embedding.size(1), torch.float32)
         torch.index_select(embedding, 0, tokens, out=x)
-        return x.mul_(self.weights.scale).add_(position.table.index_select(0, places))
+        return x.mul_(self.weights.scale).add_(positions.index_select(0, places))
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -391,7 +244,6 @@ class PackedModel:
 
         barred [R, n] int32 are tokens that must not be among them, each row ending in -1. They count in `totals`.
         """
-        given, state = self._layers(tokens, state)
         rows = tokens.size(0)
         best = Best(
             torch.empty(rows, k),
@@ -399,6 +251,11 @@ class PackedModel:
             torch.empty(rows),
             torch.empty(rows),
         )
+        if rows <= FEW_ROWS:
+            state = self._with_slots(state)
+            self._few_rows.best(tokens, state, self._page_at, PAGE_BITS, barred, best)
+            return best, state
+        given, state = self._layers(tokens, state)
         for i, block in enumerate(self.weights.blocks):
             self.kernels.best_tokens(self._product(given, block), i * VOCABULARY_BLOCK, barred, best)
         return best, state
@@ -494,6 +351,3 @@ class Best(NamedTuple):
     def totals(self) -> Tensor:
         """[R] log of the sum of exponentials: a token's log-probability is its logit minus this."""
         return self.largest + self.sums.log()
-
-
-__all__ = ["KINDS", "Best", "PackedModel", "PackedState", "PackedWeights", "can_pack"]

@@ -11,6 +11,10 @@
 #include <cstring>
 #include <vector>
 
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#include <immintrin.h>
+#endif
+
 namespace {
 
 enum Kind { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
@@ -119,9 +123,89 @@ inline void attend(const float* q, int64_t heads, int64_t d_k, int64_t d_v, int6
     }
 }
 
+// sum of a[i] b[i], exact.
+inline int32_t dot(const int16_t* a, const int8_t* b, int64_t n) {
+    int32_t sum = 0;
+    int64_t i = 0;
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+    __m512i sums = _mm512_setzero_si512();
+    for (; i + 32 <= n; i += 32) {
+        const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(b + i)));
+        sums = _mm512_dpwssd_epi32(sums, wide, _mm512_loadu_si512(a + i));
+    }
+    sum = _mm512_reduce_add_epi32(sums);
+#endif
+    for (; i < n; ++i) sum += static_cast<int32_t>(a[i]) * b[i];
+    return sum;
+}
+
+inline float wide(float weight) { return weight; }
+inline float wide(uint16_t weight) { return from_bfloat16(weight); }
+
+// out[rows, n_out] = x[rows, n_in] W[n_in, n_out] for few rows: the weights are read once, in the order in which they
+// stand. Each output is one running sum, from the first input to the last.
+template <typename T>
+void few_rows_product(const T* x, int64_t rows, const T* weight, int64_t n_in, int64_t n_out, float* out) {
+    std::fill(out, out + rows * n_out, 0.0f);
+    int64_t i = 0;
+    for (; i + 8 <= n_in; i += 8) {
+        const T* w = weight + i * n_out;
+        for (int64_t row = 0; row < rows; ++row) {
+            const T* a = x + row * n_in + i;
+            const float a0 = wide(a[0]), a1 = wide(a[1]), a2 = wide(a[2]), a3 = wide(a[3]);
+            const float a4 = wide(a[4]), a5 = wide(a[5]), a6 = wide(a[6]), a7 = wide(a[7]);
+            float* to = out + row * n_out;
+            for (int64_t o = 0; o < n_out; ++o) {
+                float sum = to[o];
+                sum += a0 * wide(w[o]);
+                sum += a1 * wide(w[o + n_out]);
+                sum += a2 * wide(w[o + 2 * n_out]);
+                sum += a3 * wide(w[o + 3 * n_out]);
+                sum += a4 * wide(w[o + 4 * n_out]);
+                sum += a5 * wide(w[o + 5 * n_out]);
+                sum += a6 * wide(w[o + 6 * n_out]);
+                sum += a7 * wide(w[o + 7 * n_out]);
+                to[o] = sum;
+            }
+        }
+    }
+    for (; i < n_in; ++i)
+        for (int64_t row = 0; row < rows; ++row) {
+            const float a = wide(x[row * n_in + i]);
+            for (int64_t o = 0; o < n_out; ++o) out[row * n_out + o] += a * wide(weight[i * n_out + o]);
+        }
+}
+
 }  // namespace
 
 extern "C" {
+
+// Weights as Python lays them out: [in, out], but int8 [out, in].
+struct Linear {
+    const void* weight;
+    const float *scales, *bias;
+    int64_t n_in, n_out;
+};
+
+struct Norm {
+    const float *gamma, *beta;
+    float epsilon;
+};
+
+struct DecoderLayer {
+    Linear qkv, o, q, cross_o, inner, outer;
+    Norm norm, cross_norm, last_norm;
+    int64_t heads, d_k, d_v, cross_heads, cross_d_k, cross_d_v;
+};
+
+struct Decoder {
+    int kind, activation;
+    float scale;  // of embeddings
+    int64_t d, n_layers, n_blocks;
+    const float* embedding;
+    const DecoderLayer* layers;
+    const Linear* blocks;  // the vocabulary's
+};
 
 // x = LayerNorm(x + product + bias), and the same as the next product's input.
 void residual_norm(int kind, const void* product, const float* row_scale, const float* column_scale, const float* bias,
@@ -282,6 +366,99 @@ void best_tokens(int kind, const void* product, const float* row_scale, const fl
                 token[place] = static_cast<int32_t>(first + i);
             }
         }
+    }
+}
+
+// Where a step stands: each row's past, its source in each layer, and what it may not say (as above).
+struct Rows {
+    int64_t n;
+    const int64_t* tokens;
+    const float* positions;  // the table of position encodings
+    float* const* pages;     // [layers, pages_stride]
+    int64_t pages_stride;
+    int page_bits;
+    const int32_t* slots;
+    int64_t slots_stride;
+    const int32_t* lengths;
+    const float* const* memories;  // [layers, n]
+    const int32_t* memory_lengths;
+    const int32_t* barred;
+    int64_t barred_stride;
+};
+
+// A whole step for few rows: what the functions above do between the products of a library, with products that read
+// the weights as a stream. At few rows a step's time is that of reading the weights, if nothing else is added to it.
+void few_rows_step(const Decoder* model, const Rows* rows, int64_t k, float* values, int32_t* tokens, float* largest,
+                   float* sums) {
+    const int kind = model->kind;
+    const int64_t n = rows->n, d = model->d;
+    int64_t widest = d;
+    for (int64_t l = 0; l < model->n_layers; ++l)
+        for (const Linear* each : {&model->layers[l].qkv, &model->layers[l].cross_o, &model->layers[l].inner, &model->layers[l].outer})
+            widest = std::max({widest, each->n_in, each->n_out});
+    for (int64_t b = 0; b < model->n_blocks; ++b) widest = std::max(widest, model->blocks[b].n_out);
+    std::vector<float> x(n * d), given(n * widest), made(n * widest), wide_product(n * widest), scales(n);
+    std::vector<int16_t> wide_input(widest);
+
+    const auto product = [&](const Linear& linear, const void* input) {
+        const int64_t n_in = linear.n_in, n_out = linear.n_out;
+        if (kind == FLOAT32) {
+            few_rows_product(static_cast<const float*>(input), n, static_cast<const float*>(linear.weight), n_in, n_out, made.data());
+        } else if (kind == BFLOAT16) {
+            few_rows_product(static_cast<const uint16_t*>(input), n, static_cast<const uint16_t*>(linear.weight), n_in, n_out,
+                             wide_product.data());
+            uint16_t* out = reinterpret_cast<uint16_t*>(made.data());
+            for (int64_t i = 0; i < n * n_out; ++i) out[i] = to_bfloat16(wide_product[i]);
+        } else {
+            const int8_t* weight = static_cast<const int8_t*>(linear.weight);
+            int32_t* out = reinterpret_cast<int32_t*>(made.data());
+            std::vector<int16_t>& a = wide_input;
+            a.resize(std::max<int64_t>(a.size(), n * n_in));
+            const int8_t* narrow = static_cast<const int8_t*>(input);
+            for (int64_t i = 0; i < n * n_in; ++i) a[i] = narrow[i];
+            for (int64_t o = 0; o < n_out; ++o)
+                for (int64_t row = 0; row < n; ++row) out[row * n_out + o] = dot(a.data() + row * n_in, weight + o * n_in, n_in);
+        }
+    };
+    const auto normed = [&](const Linear& linear, const Norm& norm) {
+        residual_norm(kind, made.data(), scales.data(), linear.scales, linear.bias, x.data(), norm.gamma, norm.beta, norm.epsilon, n,
+                      d, given.data(), scales.data());
+        return kind == FLOAT32 ? static_cast<const void*>(x.data()) : given.data();
+    };
+
+    for (int64_t row = 0; row < n; ++row) {
+        const float* from = model->embedding + rows->tokens[row] * d;
+        const float* position = rows->positions + (rows->lengths[row] - 1) * d;
+        for (int64_t i = 0; i < d; ++i) x[row * d + i] = from[i] * model->scale + position[i];
+    }
+    prepare(kind, x.data(), n, d, given.data(), scales.data());
+    const void* input = given.data();
+    for (int64_t l = 0; l < model->n_layers; ++l) {
+        const DecoderLayer& layer = model->layers[l];
+        product(layer.qkv, input);
+        attend_past(kind, made.data(), scales.data(), layer.qkv.scales, layer.qkv.bias, n, layer.heads, layer.d_k, layer.d_v,
+                    rows->pages + l * rows->pages_stride, rows->page_bits, rows->slots, rows->slots_stride, rows->lengths,
+                    given.data(), scales.data());
+        product(layer.o, given.data());
+        input = normed(layer.o, layer.norm);
+        product(layer.q, input);
+        attend_memory(kind, made.data(), scales.data(), layer.q.scales, layer.q.bias, n, layer.cross_heads, layer.cross_d_k,
+                      layer.cross_d_v, rows->memories + l * n, rows->memory_lengths, given.data(), scales.data());
+        product(layer.cross_o, given.data());
+        input = normed(layer.cross_o, layer.cross_norm);
+        product(layer.inner, input);
+        activate(kind, made.data(), scales.data(), layer.inner.scales, layer.inner.bias, n, layer.inner.n_out, model->activation,
+                 given.data(), scales.data());
+        product(layer.outer, given.data());
+        input = normed(layer.outer, layer.last_norm);
+    }
+    int64_t first = 0;
+    for (int64_t b = 0; b < model->n_blocks; ++b) {
+        const Linear& block = model->blocks[b];
+        product(block, input);
+        best_tokens(kind, made.data(), scales.data(), block.scales, block.bias, n, block.n_out, first, rows->barred,
+                    rows->barred_stride, k, values, tokens, largest, sums);
+        first += block.n_out;
     }
 }
 
