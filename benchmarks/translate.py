@@ -5,8 +5,13 @@
 
 Every engine gets the same source tokens and gives tokens: tokenisation is nobody's. Two threads on every side, medians
 of `--turns`. CTranslate2 counts in the best of its settings of inter and intra threads and batch size, searched here
-for each case. BLEU stands beside each speed, so that nobody wins by answering worse. `--size base` makes a base-sized
-model with random weights and forces all outputs to 15 tokens.
+for each case. BLEU stands beside each speed, so that nobody wins by answering worse. Beams divide by the length to the
+power of 0.6 there and by the paper's penalty with alpha 0.6 here, and end as each engine ends them by default.
+`--size base` makes a base-sized model with random weights and forces all outputs to 15 tokens.
+
+Two more tables, greedy and in float32: `--cost length` is one sentence of 20 tokens on one thread with outputs forced
+to 64 ... 2,048 tokens by a model with random weights and positions enough; `--cost batch` is the same lines given so
+many at a time.
 
 The floor, for d = d_model, f = d_ff, V words, N layers: a source token costs N (4 d^2 + 2 d f) multiplications in the
 encoder and 2 N d^2 for its keys and values in the decoder; a target token N (6 d^2 + 2 d f) + V d. For the small model
@@ -32,6 +37,13 @@ import torch
 
 Ids = list[list[int]]
 FORCED_LENGTH = 15
+ALPHA = 0.6
+BASE = {
+    "d_model": 512,
+    **{f"{side}_layers": 6 for side in ("encoder", "decoder")},
+    **{f"{side}_attention_heads": 8 for side in ("encoder", "decoder")},
+    **{f"{side}_ffn_dim": 2048 for side in ("encoder", "decoder")},
+}
 
 
 @dataclass
@@ -67,10 +79,16 @@ def main() -> None:
     arguments = parse()
     torch.set_num_threads(arguments.threads)
     cases: list[Case] = []
+    if arguments.cost:
+        with tempfile.TemporaryDirectory() as work:
+            {"length": cost_of_length, "batch": cost_of_batch}[arguments.cost](Path(work), arguments)
+        return
     with tempfile.TemporaryDirectory() as work:
         for size in arguments.size.split(","):
             folder = (
-                Path(arguments.model) if size == "small" else random_base(Path(arguments.model), Path(work) / "base")
+                Path(arguments.model)
+                if size == "small"
+                else random_model(Path(arguments.model), Path(work) / "base", **BASE)
             )
             cases += measure(size, folder, Path(work) / f"work-{size}", arguments)
     show(cases)
@@ -87,6 +105,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--precision", default="float32,bfloat16,int8")
     parser.add_argument("--search", default="greedy,beam4")
     parser.add_argument("--mode", default="bulk,single")
+    parser.add_argument("--cost", choices=("length", "batch"), help="only this table")
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--single-lines", type=int, default=100)
     parser.add_argument("--hf-lines", type=int, default=200, help="Hugging Face gets fewer lines; 0 leaves it out")
@@ -114,7 +133,7 @@ def measure(size: str, folder: Path, work: Path, arguments: argparse.Namespace) 
     for precision in arguments.precision.split(","):
         engines = [our_engine(translator.model, tokenizer, precision, forced)]
         peer_precision = "float32" if precision == "bfloat16" else precision  # it has no bfloat16 on most processors
-        engines.append(ctranslate2_engine(folder, work, peer_precision, forced, tokenizer, arguments.threads))
+        engines.append(ctranslate2_engine(ours, work, peer_precision, forced, tokenizer, arguments.threads))
         if precision == "float32" and arguments.hf_lines:
             engines.append(hugging_face_engine(folder, forced))
         for search in arguments.search.split(","):
@@ -184,20 +203,18 @@ def our_engine(model: Any, tokenizer: Any, precision: str, forced: int | None) -
     rules = Rules(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tuple(tokenizer.banned_ids))
 
     def translate(sources: Sequence[list[int]], beam: int) -> Ids:
-        # The others divide by length^alpha with alpha 1; so do we here, for the same answers.
-        options = DecodingConfig(
-            greedy=beam == 1, beam_size=beam, penalty="power", alpha=1.0, min_length=forced or 0, max_extra=50
-        )
+        options = DecodingConfig(greedy=beam == 1, beam_size=beam, alpha=ALPHA, min_length=forced or 0)
         jobs = [Job(source, forced or len(source) + 50) for source in sources]
         found = decode(decoder, jobs, options, rules)
         return [[i for i in hypotheses[0].ids if i != tokenizer.eos_id] for hypotheses in found]
 
     def one_at_a_time(sources: Sequence[list[int]], beam: int) -> Ids:
+        threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
             return [translate([source], beam)[0] for source in sources]
         finally:
-            torch.set_num_threads(2)
+            torch.set_num_threads(threads)
 
     return Engine("dragoman", translate, one_at_a_time)
 
@@ -243,14 +260,15 @@ class CTranslate2(Engine):
         return f"{self.use[0]} x {self.use[1]}, batch {self.batch_size}"
 
     def _call(self, sources: Sequence[list[int]], beam: int, batch_size: int) -> Ids:
-        pieces = [[self.tokenizer.id_to_piece(i) for i in source] for source in sources]
+        # Its folder says that EOS is appended there.
+        pieces = [[self.tokenizer.id_to_piece(i) for i in source[:-1]] for source in sources]
         extra: dict[str, Any] = (
             {"min_decoding_length": self.forced, "max_decoding_length": self.forced}
             if self.forced
-            else {"max_decoding_length": 256}
+            else {"max_decoding_length": max(map(len, sources)) + 50}
         )
         results = self.translator(*self.use).translate_batch(
-            pieces, beam_size=beam, max_batch_size=batch_size, batch_type="examples", length_penalty=1.0, **extra
+            pieces, beam_size=beam, max_batch_size=batch_size, batch_type="examples", length_penalty=ALPHA, **extra
         )
         return [[self.tokenizer.piece_to_id(piece) for piece in result.hypotheses[0]] for result in results]
 
@@ -262,13 +280,14 @@ class CTranslate2(Engine):
 
 
 def ctranslate2_engine(
-    folder: Path, work: Path, precision: str, forced: int | None, tokenizer: Any, threads: int
-) -> Engine:
-    import ctranslate2
+    ours: Path, work: Path, precision: str, forced: int | None, tokenizer: Any, threads: int
+) -> CTranslate2:
+    """From our own folder, so that the weights are the same and padding cannot be generated there either."""
+    from dragoman.exchange.formats import export_model
 
     converted = work / f"ctranslate2-{precision}"
     if not converted.exists():
-        ctranslate2.converters.TransformersConverter(str(folder)).convert(str(converted), quantization=precision)
+        export_model(ours, "ctranslate2", converted, precision=precision)  # type: ignore[arg-type]
     return CTranslate2(converted, forced, tokenizer, threads, precision)
 
 
@@ -277,13 +296,20 @@ def hugging_face_engine(folder: Path, forced: int | None) -> Engine:
 
     model = MarianMTModel.from_pretrained(folder).eval()
     pad = model.config.pad_token_id
-    lengths = {"min_new_tokens": forced, "max_new_tokens": forced} if forced else {"max_new_tokens": 256}
+    lengths = {"min_new_tokens": forced, "max_new_tokens": forced} if forced else {"max_new_tokens": 100}
 
     def batch(sources: Sequence[list[int]], beam: int) -> Ids:
         longest = max(map(len, sources))
         ids = torch.tensor([[*source, *[pad] * (longest - len(source))] for source in sources])
         with torch.inference_mode():
-            out = model.generate(ids, attention_mask=(ids != pad).long(), num_beams=beam, do_sample=False, **lengths)
+            out = model.generate(
+                ids,
+                attention_mask=(ids != pad).long(),
+                num_beams=beam,
+                do_sample=False,
+                length_penalty=ALPHA,
+                **lengths,
+            )
         return [[i for i in row if i not in (pad, model.config.eos_token_id)] for row in out.tolist()]
 
     def translate(sources: Sequence[list[int]], beam: int) -> Ids:
@@ -298,27 +324,94 @@ def hugging_face_engine(folder: Path, forced: int | None) -> Engine:
     return Engine("huggingface", translate, lambda sources, beam: [batch([source], beam)[0] for source in sources])
 
 
-def random_base(like: Path, folder: Path) -> Path:
-    """A base-sized Marian with random weights and the tokenizer of another."""
+def random_model(like: Path, folder: Path, **sizes: int) -> Path:
+    """A Marian with random weights, otherwise like another, of which it has the tokenizer."""
     import shutil
 
     from transformers import MarianConfig, MarianMTModel
 
     torch.manual_seed(0)
-    small = MarianConfig.from_pretrained(like)
-    config = MarianConfig(
-        **small.to_dict()
-        | {
-            "d_model": 512,
-            **{f"{side}_layers": 6 for side in ("encoder", "decoder")},
-            **{f"{side}_attention_heads": 8 for side in ("encoder", "decoder")},
-            **{f"{side}_ffn_dim": 2048 for side in ("encoder", "decoder")},
-        }
-    )
+    config = MarianConfig(**MarianConfig.from_pretrained(like).to_dict() | sizes)
     MarianMTModel(config).save_pretrained(folder)
-    for name in ("source.spm", "target.spm", "vocab.json", "tokenizer_config.json"):
+    for name in ("source.spm", "target.spm", "vocab.json"):
         shutil.copy(like / name, folder / name)
+    settings = json.loads((like / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings["model_max_length"] = config.max_position_embeddings
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return folder
+
+
+# What a translation costs by its length, and by how many are given at once
+
+
+def cost_of_length(work: Path, arguments: argparse.Namespace) -> None:
+    from dragoman.exchange.huggingface import import_folder
+    from dragoman.translator import load
+
+    folder = random_model(Path(arguments.model), work / "random", max_position_embeddings=2304)
+    import_folder(folder, work / "ours")
+    translator = load(work / "ours")
+    tokenizer = translator.tokenizer
+    source = [[*(tokenizer.encode("a man in a blue shirt is standing on a ladder cleaning a window") * 2)[:19]]]
+    source[0].append(tokenizer.eos_id)
+    print("| target tokens | dragoman, us a token | CTranslate2, us a token | dragoman, MiB above the start |")
+    print("|---:|---:|---:|---:|")
+    for length in (64, 128, 256, 512, 1024, 2048):
+        engines: list[Any] = [our_engine(translator.model, tokenizer, "float32", length)]
+        engines.append(ctranslate2_engine(work / "ours", work, "float32", length, tokenizer, 1))
+        engines[1].tune(source, 1, "single")
+        times: list[list[float]] = [[], []]
+        before = resident()
+        for _ in range(arguments.turns + 1):
+            for engine, taken in zip(engines, times, strict=True):
+                begun = time.perf_counter()
+                engine.one_at_a_time(source, 1)
+                taken.append((time.perf_counter() - begun) / length * 1e6)
+                if engine is engines[0]:
+                    memory = resident() - before
+        ours, theirs = (statistics.median(taken[1:]) for taken in times)
+        print(f"| {length:,} | {ours:.0f} | {theirs:.0f} | {memory / 2**20:.1f} |")
+
+
+def resident() -> int:
+    """Bytes of this process in memory; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
+    except OSError:
+        return 0
+
+
+def cost_of_batch(work: Path, arguments: argparse.Namespace) -> None:
+    from dragoman.exchange.huggingface import import_folder
+    from dragoman.translator import load
+
+    import_folder(Path(arguments.model), work / "ours")
+    translator = load(work / "ours")
+    tokenizer = translator.tokenizer
+    lines = Path(arguments.src).read_text("utf-8").split("\n")[: arguments.lines]
+    sources = [[*ids, tokenizer.eos_id] for ids in tokenizer.encode_batch(lines)]
+    ours = our_engine(translator.model, tokenizer, "float32", None)
+    theirs = ctranslate2_engine(work / "ours", work, "float32", None, tokenizer, arguments.threads)
+    print("| lines at a time | dragoman, sentences/s | CTranslate2, sentences/s | its setting |")
+    print("|---:|---:|---:|---|")
+    for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024):
+        some = sources[: min(len(sources), 30 * size)]
+        speeds: dict[str, list[float]] = {}
+        for _ in range(arguments.turns):
+            settings = [((arguments.threads, 1), max(1, size // arguments.threads)), ((1, arguments.threads), size)]
+            for name in ("dragoman", *map(str, range(len(settings)))):
+                if name != "dragoman":
+                    theirs.use, theirs.batch_size = settings[int(name)]
+                call = ours.translate if name == "dragoman" else theirs.translate
+                begun = time.perf_counter()
+                for start in range(0, len(some), size):
+                    call(some[start : start + size], 1)
+                speeds.setdefault(name, []).append(len(some) / (time.perf_counter() - begun))
+        medians = {name: statistics.median(each) for name, each in speeds.items()}
+        best = max(("0", "1"), key=medians.__getitem__)
+        (inter, intra), batch = settings[int(best)]
+        told = f"{inter} x {intra}, batch {batch}"
+        print(f"| {size:,} | {medians['dragoman']:.0f} | {medians[best]:.0f} | {told} |")
 
 
 def show(cases: list[Case]) -> None:

@@ -71,8 +71,7 @@ class Draw:
         weights, index = self.filters.weights(logits)
         stuck = logits.amax(dim=-1, keepdim=True) == NEVER  # [R, 1]
         weights = weights.masked_fill(stuck, 1.0)
-        picked = pick(weights, uniform(self.seeds, lengths))[:, None]  # [R, 1]
-        return (picked if index is None else index.gather(1, picked))[:, 0]
+        return pick(weights, self.seeds, lengths, index)
 
     def select(self, rows: Tensor) -> Draw:
         return Draw(self.seeds[rows], self.filters)
@@ -81,14 +80,18 @@ class Draw:
         return Draw(torch.cat([self.seeds, other.seeds]), self.filters)
 
 
-def pick(weights: Tensor, u: Tensor) -> Tensor:
-    """weights [R, n] >= 0 and u [R] in [0, 1) -> [R]: index i with probability weights[i] / sum."""
-    cumulative = weights.cumsum(dim=-1)  # [R, n]
-    total = cumulative[:, -1:].contiguous()
-    found = torch.searchsorted(cumulative, u[:, None] * total, right=True)  # the first whose sum is above
-    # Rounding can carry u * total to the total itself, past the last token that has any weight.
-    last = torch.searchsorted(cumulative, total, right=False)
-    return torch.minimum(found, last)[:, 0]
+def pick(weights: Tensor, seeds: Tensor, counters: Tensor, tokens: Tensor | None = None) -> Tensor:
+    """weights [R, n] >= 0, of the tokens [R, n] (None: 0 ... n - 1) -> tokens [R], each by its share of the weight.
+
+    A race: every token arrives after an exponentially distributed time, the sooner the larger its weight, and the first
+    is taken. The times are fixed by seed [R], counter [R] and token alone, so a weight that moves by a rounding error
+    moves its own token's time by as little. In a sum over all weights, against which one number is held, it would move
+    every token behind it, and in the tail of a large vocabulary that changes a draw in a thousand.
+    """
+    who = torch.arange(weights.size(1), device=weights.device)[None] if tokens is None else tokens
+    times = -torch.log1p(-uniform(_mixed(seeds, counters)[:, None], who))  # [R, n], of rate 1
+    first = (weights / times.clamp_min(2.0**-60)).argmax(dim=-1, keepdim=True)  # [R, 1]
+    return (first if tokens is None else tokens.gather(1, first))[:, 0]
 
 
 def path_seed(seed: int, ids: Iterable[int], sample: int) -> int:
@@ -104,15 +107,19 @@ _MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 def uniform(seeds: Tensor, counters: Tensor) -> Tensor:
-    """Number `counters` [R] of the random sequence of each seed [R]: float64 in [0, 1), with 53 random bits.
+    """Number `counters` of the random sequence of each seed: float64 in [0, 1), with 53 random bits.
 
-    Any of them can be asked for, in any order and on any device, and is always the same.
+    Any of them can be asked for, in any order and on any device, and is always the same. The two shapes are broadcast.
     """
+    return _shifted(_mixed(seeds, counters), 11).double() * 2.0**-53
+
+
+def _mixed(seeds: Tensor, counters: Tensor) -> Tensor:
+    """The 64 bits of that number, which are as good a seed as any."""
     x = seeds + (counters + 1) * _STEP  # int64 wraps around, as the generator wants
     x = (x ^ _shifted(x, 30)) * _MIX_1
     x = (x ^ _shifted(x, 27)) * _MIX_2
-    x = x ^ _shifted(x, 31)
-    return _shifted(x, 11).double() * 2.0**-53
+    return x ^ _shifted(x, 31)
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:

@@ -161,5 +161,6 @@ class _Draws:
 
     def token(self, weights: Tensor) -> int:
         """weights [V], not necessarily normalised -> a token."""
-        u = torch.tensor([self.number()], dtype=torch.float64, device=weights.device)
-        return int(pick(weights[None], u))
+        token = int(pick(weights[None], self.seed, self.count))
+        self.count += 1
+        return token
