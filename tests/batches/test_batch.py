@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.batches.batch import Batch, collate, collate_lists, merged
+from dragoman.batches.batch import Batch, collate, collate_lists, gathered, merged
 from dragoman.tokens.paired import PairedIds
 
 PAD, BOS, EOS = 0, 2, 3
@@ -89,3 +89,22 @@ def test_merged_batches_hold_the_same_rows(rows: list[tuple[list[int], list[int]
         own = [part for part in parts if part.indices[0] in batch.indices]
         tokens = max(int((batch.src != PAD).sum()), batch.n_tokens)
         assert len(own) == 1 or tokens <= 2 * most  # sides are counted together part by part
+
+
+@given(rows=ROWS, cuts=st.lists(st.integers(1, 3), min_size=12, max_size=12), most=st.integers(1, 5))
+def test_gathered_batches_hold_the_same_rows(
+    rows: list[tuple[list[int], list[int]]], cuts: list[int], most: int
+) -> None:
+    data = PairedIds.from_lists(*([row[side] for row in rows] for side in (0, 1)))
+    ends = np.minimum(np.cumsum([0, *cuts]), len(rows))
+    parts = [collate(data, np.arange(a, b), PAD, BOS, EOS) for a, b in itertools.pairwise(ends.tolist()) if a < b]
+    whole = gathered(parts, PAD, most)
+    assert len(whole) == min(most, len(parts))
+    assert sorted(i for batch in whole for i in batch.indices.tolist()) == list(range(len(rows)))
+    for batch in whole:
+        expected = collate(data, batch.indices, PAD, BOS, EOS)
+        for tensor in ("src", "tgt_in", "tgt_out"):
+            assert torch.equal(getattr(batch, tensor), getattr(expected, tensor))
+    if len(parts) > most:
+        widths = [batch.tgt_out.size(1) for batch in whole]
+        assert widths == sorted(widths)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -132,6 +133,18 @@ def merged(batches: Sequence[Batch], pad_id: int, most_tokens: int) -> list[Batc
         groups[-1].append(batch)
         held += tokens
     return [group[0] if len(group) == 1 else _merge(group, pad_id) for group in groups]
+
+
+def gathered(batches: Sequence[Batch], pad_id: int, most: int) -> list[Batch]:
+    """The same rows in at most `most` rectangles, each of neighbours in width, so that few positions become padding.
+
+    For whoever pays for each call: an update comes as many small tiles, so that its lengths are mixed.
+    """
+    if len(batches) <= most:
+        return list(batches)
+    order = sorted(batches, key=lambda batch: (batch.tgt_out.size(1), batch.src.size(1)))
+    ends = [round(len(order) * number / most) for number in range(most + 1)]
+    return [_merge(order[start:end], pad_id) for start, end in pairwise(ends)]
 
 
 def _merge(batches: Sequence[Batch], pad_id: int) -> Batch:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dragoman.batches.batch import merged
+from dragoman.batches.batch import gathered, merged
 from dragoman.model.transformer import Transformer
 from dragoman.training import parallel
 from dragoman.training.feed import Share
@@ -24,6 +24,8 @@ from dragoman.training.loss import projected_loss, smoothed_cross_entropy
 from dragoman.training.options import TrainingConfig
 from dragoman.training.precision import Chosen, autocast
 
+MOST_RECTANGLES = 8
+"""Passes that a micro-batch is cut into: more would be small, and fewer would be padding."""
 MERGED_TOKENS = 8192
 """Tokens a side that lanes work through together: enough to be fast, and few enough to bound their memory."""
 
@@ -110,6 +112,7 @@ class ByAutograd:
     ) -> None:
         self.world, self.precision, self.beat = world, precision, beat
         self.compiled = config.compile
+        self.most = MOST_RECTANGLES * config.accumulation
         self.loss = LossModule(model, config, pad_id)
         if self.compiled:
             self.loss.compile(dynamic=True)
@@ -120,8 +123,9 @@ class ByAutograd:
         factor = scale * self.world.size / max(1, share.n_tokens)
         device = self.world.device
         total = torch.zeros(2, dtype=torch.float64, device=device)
-        for number, batch in enumerate(share.batches, start=1):
-            parallel.synchronise(self.wrapped, last=number == len(share.batches))
+        batches = gathered(share.batches, self.loss.pad_id, self.most)
+        for number, batch in enumerate(batches, start=1):
+            parallel.synchronise(self.wrapped, last=number == len(batches))
             batch = batch.to(device)
             with autocast(self.precision, device):
                 loss, plain = self.wrapped(batch.src, batch.tgt_in, batch.tgt_out)
