@@ -131,11 +131,11 @@ def measure(size: str, folder: Path, work: Path, arguments: argparse.Namespace) 
 
     cases = []
     for precision in arguments.precision.split(","):
-        engines = [our_engine(translator.model, tokenizer, precision, forced)]
+        engines = [our_engine(translator.model, tokenizer, precision, forced, arguments.threads)]
         peer_precision = "float32" if precision == "bfloat16" else precision  # it has no bfloat16 on most processors
         engines.append(ctranslate2_engine(ours, work, peer_precision, forced, tokenizer, arguments.threads))
         if precision == "float32" and arguments.hf_lines:
-            engines.append(hugging_face_engine(folder, forced))
+            engines.append(hugging_face_engine(folder, forced, arguments.threads))
         for search in arguments.search.split(","):
             beam = 1 if search == "greedy" else 4
             for mode in arguments.mode.split(","):
@@ -194,7 +194,7 @@ def bleu(hypotheses: list[str], references: list[str]) -> float:
 # Engines
 
 
-def our_engine(model: Any, tokenizer: Any, precision: str, forced: int | None) -> Engine:
+def our_engine(model: Any, tokenizer: Any, precision: str, forced: int | None, threads: int) -> Engine:
     from dragoman.decoding.engine import Job, Rules, decode
     from dragoman.decoding.options import DecodingConfig
     from dragoman.decoding.precision import prepared
@@ -202,19 +202,20 @@ def our_engine(model: Any, tokenizer: Any, precision: str, forced: int | None) -
     decoder = prepared(model, precision)
     rules = Rules(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tuple(tokenizer.banned_ids))
 
-    def translate(sources: Sequence[list[int]], beam: int) -> Ids:
+    def search(sources: Sequence[list[int]], beam: int) -> Ids:
         options = DecodingConfig(greedy=beam == 1, beam_size=beam, alpha=ALPHA, min_length=forced or 0)
         jobs = [Job(source, forced or len(source) + 50) for source in sources]
         found = decode(decoder, jobs, options, rules)
         return [[i for i in hypotheses[0].ids if i != tokenizer.eos_id] for hypotheses in found]
 
+    # CTranslate2 sets the number of OpenMP threads of whoever calls it, and PyTorch has the same one.
+    def translate(sources: Sequence[list[int]], beam: int) -> Ids:
+        torch.set_num_threads(threads)
+        return search(sources, beam)
+
     def one_at_a_time(sources: Sequence[list[int]], beam: int) -> Ids:
-        threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        try:
-            return [translate([source], beam)[0] for source in sources]
-        finally:
-            torch.set_num_threads(threads)
+        return [search([source], beam)[0] for source in sources]
 
     return Engine("dragoman", translate, one_at_a_time)
 
@@ -291,7 +292,7 @@ def ctranslate2_engine(
     return CTranslate2(converted, forced, tokenizer, threads, precision)
 
 
-def hugging_face_engine(folder: Path, forced: int | None) -> Engine:
+def hugging_face_engine(folder: Path, forced: int | None, threads: int) -> Engine:
     from transformers import MarianMTModel
 
     model = MarianMTModel.from_pretrained(folder).eval()
@@ -299,6 +300,7 @@ def hugging_face_engine(folder: Path, forced: int | None) -> Engine:
     lengths = {"min_new_tokens": forced, "max_new_tokens": forced} if forced else {"max_new_tokens": 100}
 
     def batch(sources: Sequence[list[int]], beam: int) -> Ids:
+        torch.set_num_threads(threads)
         longest = max(map(len, sources))
         ids = torch.tensor([[*source, *[pad] * (longest - len(source))] for source in sources])
         with torch.inference_mode():
@@ -357,7 +359,7 @@ def cost_of_length(work: Path, arguments: argparse.Namespace) -> None:
     print("| target tokens | dragoman, us a token | CTranslate2, us a token | dragoman, MiB above the start |")
     print("|---:|---:|---:|---:|")
     for length in (64, 128, 256, 512, 1024, 2048):
-        engines: list[Any] = [our_engine(translator.model, tokenizer, "float32", length)]
+        engines: list[Any] = [our_engine(translator.model, tokenizer, "float32", length, 1)]
         engines.append(ctranslate2_engine(work / "ours", work, "float32", length, tokenizer, 1))
         engines[1].tune(source, 1, "single")
         times: list[list[float]] = [[], []]
@@ -390,7 +392,7 @@ def cost_of_batch(work: Path, arguments: argparse.Namespace) -> None:
     tokenizer = translator.tokenizer
     lines = Path(arguments.src).read_text("utf-8").split("\n")[: arguments.lines]
     sources = [[*ids, tokenizer.eos_id] for ids in tokenizer.encode_batch(lines)]
-    ours = our_engine(translator.model, tokenizer, "float32", None)
+    ours = our_engine(translator.model, tokenizer, "float32", None, arguments.threads)
     theirs = ctranslate2_engine(work / "ours", work, "float32", None, tokenizer, arguments.threads)
     print("| lines at a time | dragoman, sentences/s | CTranslate2, sentences/s | its setting |")
     print("|---:|---:|---:|---|")
