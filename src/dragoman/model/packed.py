@@ -151,11 +151,7 @@ class PackedModel:
         """[R, in] -> [R, out]; its rows stay until the next product of the same width."""
         rows = x.values.size(0)
         out = self._buffer("product", rows, linear.n_out, PRODUCT_TYPES[self.weights.precision])
-        if self.weights.precision == "int8":
-            torch._int_mm(x.values, linear.weight, out=out)
-        else:
-            torch.mm(x.values, linear.weight, out=out)
-        return Product(out, x.scales, linear)
+        return Product(linear.product(x.values, out), x.scales, linear)
 
     def _input(self, name: str, rows: int, n: int) -> Input:
         values = self._buffer(name, rows, n, INPUT_TYPES[self.weights.precision])

@@ -28,6 +28,9 @@ PRODUCT_TYPES: dict[Precision, torch.dtype] = {
 VOCABULARY_BLOCK = 1024
 """Vocabulary columns whose logits are reduced together, while they are still in the processor's cache."""
 
+HAS_BLOCKS = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+TYPICAL_ROWS = 256
+
 ACTIVATIONS = {"relu": 0, "swish": 1, "gelu": 2}
 
 
@@ -44,7 +47,23 @@ class PackedLinear:
             self.stored = (weight / self.scales[:, None]).round().to(torch.int8)  # [out, in]
         else:
             self.stored = weight.t().to(INPUT_TYPES[precision])  # [in, out]
+        self._blocks: Tensor | None = None
         self.move_to(self.stored)
+
+    def product(self, x: Tensor, out: Tensor | None) -> Tensor:
+        """x [R, in] -> [R, out] without the bias, in `out` where that is of use; int8 gives int32 sums.
+
+        In float32 oneDNN keeps the weights in the blocks in which its product reads them, a second copy that is made
+        on first use: a tenth faster at 256 rows, twice at five. A row's numbers do not depend on how many there are.
+        """
+        if self.stored.dtype == torch.int8:
+            return torch._int_mm(x, self.weight, out=out)
+        if self.stored.dtype == torch.float32 and HAS_BLOCKS:
+            if self._blocks is None:
+                self._blocks = torch.ops.mkldnn._reorder_linear_weight(self.stored.t().contiguous(), TYPICAL_ROWS)
+            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._blocks, None, "none", [], "")
+            return y
+        return torch.mm(x, self.weight, out=out)
 
     def move_to(self, stored: Tensor) -> None:
         """The same weights at another place in memory."""
@@ -123,7 +142,8 @@ class PackedWeights:
             self._linear(weight[i : i + VOCABULARY_BLOCK], None if bias is None else bias[i : i + VOCABULARY_BLOCK])
             for i in range(0, self.n_vocabulary, VOCABULARY_BLOCK)
         ]
-        linears = [*self.blocks, *(part for layer in [*self.encoder, *self.decoder] for part in layer.linears)]
+        # A decoding step of one row does nothing but read these.
+        linears = [*self.blocks, *(part for layer in self.decoder for part in layer.linears)]
         for linear, stored in zip(linears, in_huge_pages([each.stored for each in linears]), strict=True):
             linear.move_to(stored)
 
