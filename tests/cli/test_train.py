@@ -307,6 +307,7 @@ def test_a_dry_run_tells_and_writes_nothing(train: Train, tmp_path: Path, capfd:
     for line in ("parameters", "target tokens per update", "updates per epoch", "time per epoch", "memory"):
         assert line in told
     assert "parameters                  9,840\n" in told
+    assert "lanes, PyTorch's kernels (a C compiler and widths" in told  # its heads are eight wide
     assert not (tmp_path / "run").exists()
 
 

@@ -53,6 +53,7 @@ def describe(run: Run) -> list[tuple[str, str]]:
         ("vocabulary", f"{len(run.tokenizer):,}"),
         ("pairs", f"{run.data.n:,}"),
         ("precision", loop.precision),
+        ("gradients by", loop.gradients.how),
         ("devices", f"{run.world.size} x {run.world.device.type}"),
         ("target tokens per update", f"{statistics.mean(tokens):,.0f} (budget {config.batch_tokens:,} a side)"),
         ("padding of the targets", f"{statistics.mean(padded):.1%}"),

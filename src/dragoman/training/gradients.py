@@ -33,6 +33,10 @@ MERGED_TOKENS = 8192
 class Gradients(Protocol):
     """What the loop asks for the gradients of an update."""
 
+    @property
+    def how(self) -> str:
+        """What computes them, for people to read."""
+
     def of(self, share: Share, scale: float, seed: int) -> tuple[float, float]:
         """Set the gradients of a share, multiplied by `scale`; the smoothed and the plain loss, summed."""
 
@@ -113,6 +117,7 @@ class ByAutograd:
         self.world, self.precision, self.beat = world, precision, beat
         self.compiled = config.compile
         self.most = MOST_RECTANGLES * config.accumulation
+        self.how = "PyTorch's autograd"
         self.loss = LossModule(model, config, pad_id)
         if self.compiled:
             self.loss.compile(dynamic=True)
@@ -167,6 +172,13 @@ class InLanes:
         self.pad_id = model.pad_id
         self.parameters = list(model.parameters())
         self.lanes = Lanes(model, config.lanes or torch.get_num_threads(), precision)
+
+    @property
+    def how(self) -> str:
+        if self.lanes.kernels.name == "compiled":
+            return f"{self.lanes.n} lanes, compiled kernels"
+        why = "a C compiler and widths (d_model, d_ff, a head's) that are multiples of 16 would have compiled ones"
+        return f"{self.lanes.n} lanes, PyTorch's kernels ({why})"
 
     def of(self, share: Share, scale: float, seed: int) -> tuple[float, float]:
         loss = plain = 0.0
