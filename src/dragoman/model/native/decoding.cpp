@@ -50,6 +50,34 @@ inline float exp_negative(float x) {
     return p * power;
 }
 
+// The largest value, and the largest magnitude. One running maximum would have each wait for the one before it, and the
+// compiler may not make several of one, since that could change what becomes of a NaN.
+template <typename Of>
+inline float largest_of(const float* x, int64_t n, float least, Of of) {
+    constexpr int64_t LANES = 32;
+    float lanes[LANES];
+    std::fill(lanes, lanes + LANES, least);
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int64_t j = 0; j < LANES; ++j) {
+            const float value = of(x[i + j]);
+            lanes[j] = value > lanes[j] ? value : lanes[j];
+        }
+    float largest = least;
+    for (; i < n; ++i) largest = std::max(largest, of(x[i]));
+    for (int64_t width = LANES / 2; width > 0; width /= 2)
+        for (int64_t j = 0; j < width; ++j) lanes[j] = lanes[j + width] > lanes[j] ? lanes[j + width] : lanes[j];
+    return std::max(largest, lanes[0]);
+}
+
+inline float largest_value(const float* x, int64_t n) {
+    return largest_of(x, n, -INFINITY, [](float value) { return value; });
+}
+
+inline float largest_magnitude(const float* x, int64_t n) {
+    return largest_of(x, n, 0.0f, [](float value) { return std::fabs(value); });
+}
+
 // Row `row` of a product with `n` columns, bias added.
 inline void load(int kind, const void* product, int64_t row, int64_t n, const float* row_scale, const float* column_scale,
                  const float* bias, float* out) {
@@ -75,8 +103,7 @@ inline void store(int kind, const float* in, int64_t row, int64_t n, void* out, 
         for (int64_t i = 0; i < n; ++i) to[i] = to_bfloat16(in[i]);
     } else {
         int8_t* to = static_cast<int8_t*>(out) + row * n;
-        float largest = 0.0f;
-        for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::fabs(in[i]));
+        const float largest = largest_magnitude(in, n);
         const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
         row_scale[row] = largest / 127.0f;
         for (int64_t i = 0; i < n; ++i) to[i] = static_cast<int8_t>(static_cast<int32_t>(std::nearbyintf(in[i] * inverse)));
@@ -325,7 +352,8 @@ void attend_source(int kind, const void* product, const float* row_scale, const 
 void best_tokens(int kind, const void* product, const float* row_scale, const float* column_scale, const float* bias,
                  int64_t rows, int64_t n, int64_t first, const int32_t* barred, int64_t barred_stride, int64_t k,
                  float* values, int32_t* tokens, float* largest, float* sums) {
-    std::vector<float> row_buffer(n);
+    constexpr int64_t STRETCH = 64;
+    std::vector<float> row_buffer(n), peaks(n / STRETCH + 1);
     float* y = row_buffer.data();
     for (int64_t row = 0; row < rows; ++row) {
         load(kind, product, row, n, row_scale, column_scale, bias, y);
@@ -337,8 +365,12 @@ void best_tokens(int kind, const void* product, const float* row_scale, const fl
             std::fill(best, best + k, -INFINITY);
             std::fill(token, token + k, -1);
         }
-        float top = y[0];
-        for (int64_t i = 1; i < n; ++i) top = std::max(top, y[i]);
+        // The largest of each stretch: where it is below the k-th so far, the stretch needs no second look.
+        float top = -INFINITY;
+        for (int64_t begin = 0; begin < n; begin += STRETCH) {
+            peaks[begin / STRETCH] = largest_value(y + begin, std::min(STRETCH, n - begin));
+            top = std::max(top, peaks[begin / STRETCH]);
+        }
         if (top > largest[row]) {
             sums[row] = largest[row] == -INFINITY ? 0.0f : sums[row] * exp_negative(largest[row] - top);
             largest[row] = top;
@@ -349,13 +381,9 @@ void best_tokens(int kind, const void* product, const float* row_scale, const fl
         sums[row] += sum;
         for (const int32_t* bar = barred + row * barred_stride; *bar >= 0; ++bar)
             if (*bar >= first && *bar < first + n) y[*bar - first] = -INFINITY;
-        constexpr int64_t STRIDE = 32;
-        for (int64_t begin = 0; begin < n; begin += STRIDE) {
-            const int64_t end = std::min(begin + STRIDE, n);
-            float local = y[begin];
-            for (int64_t i = begin + 1; i < end; ++i) local = std::max(local, y[i]);
-            if (!(local > best[k - 1])) continue;
-            for (int64_t i = begin; i < end; ++i) {
+        for (int64_t begin = 0; begin < n; begin += STRETCH) {
+            if (!(peaks[begin / STRETCH] > best[k - 1])) continue;
+            for (int64_t i = begin, end = std::min(begin + STRETCH, n); i < end; ++i) {
                 if (!(y[i] > best[k - 1])) continue;
                 int64_t place = k - 1;
                 for (; place > 0 && y[i] > best[place - 1]; --place) {
