@@ -33,6 +33,8 @@ from dragoman.model.packed_weights import (
 
 PAGE_BITS = 13
 """A step may have up to 2^13 rows; their keys and values are one page."""
+SOURCE_TOKENS = 512
+"""Source tokens that go through the encoder together: what lies between its products then stays in the cache."""
 PRUNE_EVERY = 32
 """Steps after which pages that no row looks back to are let go."""
 
@@ -182,23 +184,15 @@ class PackedModel:
     def encode(self, sources: Sequence[Sequence[int]]) -> PackedState:
         """Sentences in tokens, EOS at their ends -> the state before the first target token, one row each."""
         lengths = np.array([len(source) for source in sources], dtype=np.int32)
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        tokens = torch.tensor([token for source in sources for token in source], dtype=torch.long)
-        places = torch.from_numpy(np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths))
-        x = self._embed(tokens, places, self.weights.source_embedding, "source x")  # [tokens, D]
-        given = self._prepared(x)
-        for layer in self.weights.encoder:
-            product = self._product(given, layer.qkv)
-            heads = self._input("heads", x.size(0), layer.heads.n * layer.heads.d_v)
-            self.kernels.attend_source(product, offsets, layer.heads, heads.values, heads.scales)
-            given = self._residual_norm(x, self._product(heads, layer.o), layer.norm)
-            given = self._feed_forward(x, given, layer)
-        layers = []
-        for decoder_layer in self.weights.decoder:
-            kept = torch.empty(x.size(0), decoder_layer.cross_heads.kept)
-            self.kernels.finish(self._product(given, decoder_layer.memory), kept)
-            layers.append(kept)
-        starts = offsets[:-1].astype(np.int64)
+        ends = np.cumsum(lengths)
+        layers = [torch.empty(int(lengths.sum()), layer.cross_heads.kept) for layer in self.weights.decoder]
+        first = 0
+        while first < len(sources):
+            begin = int(ends[first] - lengths[first])
+            after = max(first + 1, int(np.searchsorted(ends, begin + SOURCE_TOKENS, side="right")))
+            self._encode(sources[first:after], [kept[begin : int(ends[after - 1])] for kept in layers])
+            first = after
+        starts = (ends - lengths).astype(np.int64)
         addresses = np.stack([kept.data_ptr() + starts * (kept.size(1) * 4) for kept in layers])  # [L, R]
         rows = len(sources)
         self._n_memories += 1
@@ -212,6 +206,23 @@ class PackedModel:
             {},
             {self._n_memories: layers},
         )
+
+    def _encode(self, sources: Sequence[Sequence[int]], memory: Memory) -> None:
+        """Fill what the decoder's layers see of these sentences."""
+        lengths = np.array([len(source) for source in sources], dtype=np.int32)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        tokens = torch.tensor([token for source in sources for token in source], dtype=torch.long)
+        places = torch.from_numpy(np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths))
+        x = self._embed(tokens, places, self.weights.source_embedding, "source x")  # [tokens, D]
+        given = self._prepared(x)
+        for layer in self.weights.encoder:
+            product = self._product(given, layer.qkv)
+            heads = self._input("heads", x.size(0), layer.heads.n * layer.heads.d_v)
+            self.kernels.attend_source(product, offsets, layer.heads, heads.values, heads.scales)
+            given = self._residual_norm(x, self._product(heads, layer.o), layer.norm)
+            given = self._feed_forward(x, given, layer)
+        for decoder_layer, kept in zip(self.weights.decoder, memory, strict=True):
+            self.kernels.finish(self._product(given, decoder_layer.memory), kept)
 
     def start(self, src: Tensor, src_mask: Tensor | None = None) -> PackedState:
         """src [B, S] ending in EOS, src_mask [B, S] -> the state before the first target token."""
