@@ -97,14 +97,14 @@ ODD = [
 
 
 def test_ids_and_texts_are_those_of_the_hub_tokenizer(marian: Get, lines: Lines, tmp_path: Path) -> None:
-    same_ids_and_texts(marian("tiny"), [*lines(50, 8), *ODD, ">>deu<< Badefar."], tmp_path / "ours")
+    assert_same_ids_and_texts(marian("tiny"), [*lines(50, 8), *ODD, ">>deu<< Badefar."], tmp_path / "ours")
 
 
 def test_ids_and_texts_of_the_trained_model(trained: Path, flickr: Flickr, tmp_path: Path) -> None:
-    same_ids_and_texts(trained, [*flickr("en", 300), *flickr("de", 300), *ODD], tmp_path / "ours")
+    assert_same_ids_and_texts(trained, [*flickr("en", 300), *flickr("de", 300), *ODD], tmp_path / "ours")
 
 
-def same_ids_and_texts(folder: Path, texts: list[str], out: Path) -> None:
+def assert_same_ids_and_texts(folder: Path, texts: list[str], out: Path) -> None:
     import_folder(folder, out)
     ours = load_model(out).tokenizer
     theirs = transformers.AutoTokenizer.from_pretrained(folder)

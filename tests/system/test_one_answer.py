@@ -40,10 +40,8 @@ def threads():
     torch.set_num_threads(before)
 
 
-# Unfiltered sampling is left to the long run: a draw may fall between two of thousands of tokens that hardly differ,
-# where the rounding of another batch decides (docs/decoding.md).
 CASES = [
-    pytest.param(corpus, name, marks=[] if corpus == "flickr" and name != "sample" else pytest.mark.long)
+    pytest.param(corpus, name, marks=[] if corpus == "flickr" else pytest.mark.long)
     for corpus in CORPORA
     for name in OPTIONS
 ]

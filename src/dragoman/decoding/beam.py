@@ -103,9 +103,9 @@ class BeamSearch:
 
     def _in_places(self, rows: Tensor) -> Tensor:
         """[R, n] -> [B, N, n], with zeros where no hypothesis runs: whatever is added to minus infinity."""
-        places = rows.new_zeros(*self.live.shape, rows.size(1)) if rows.size(0) < self.live.numel() else None
-        if places is None:
+        if rows.size(0) == self.live.numel():
             return rows.view(*self.live.shape, -1)
+        places = rows.new_zeros(*self.live.shape, rows.size(1))
         places[self.live] = rows
         return places
 

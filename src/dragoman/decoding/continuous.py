@@ -4,7 +4,8 @@ All threads draw from one queue, longest sentences first, so that they end toget
 as a quarter of it is free: a long sentence keeps no short one waiting, and products keep the number of rows at which
 they are fast. What shares a batch changes no result (see `model/packed.py`), and nor does the number of threads.
 
-Memory: at most 2 MAX_ROWS hypotheses and `batch_tokens` source tokens (each counted once per hypothesis) a thread.
+Memory: at most 2 MAX_ROWS hypotheses a thread, and no sentence enters that would bring the source tokens of those in
+flight, each counted once per hypothesis, above `batch_tokens`; one alone always may.
 """
 
 from __future__ import annotations

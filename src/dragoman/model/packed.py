@@ -152,7 +152,9 @@ class PackedModel:
     def _product(self, x: Input, linear: PackedLinear) -> Product:
         """[R, in] -> [R, out]; its rows stay until the next product of the same width."""
         rows = x.values.size(0)
-        out = self._buffer("product", rows, linear.n_out, PRODUCT_TYPES[self.weights.precision])
+        out = None
+        if not linear.in_blocks:
+            out = self._buffer("product", rows, linear.n_out, PRODUCT_TYPES[self.weights.precision])
         return Product(linear.product(x.values, out), x.scales, linear)
 
     def _input(self, name: str, rows: int, n: int) -> Input:

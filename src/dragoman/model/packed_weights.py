@@ -47,18 +47,19 @@ class PackedLinear:
             self.stored = (weight / self.scales[:, None]).round().to(torch.int8)  # [out, in]
         else:
             self.stored = weight.t().to(INPUT_TYPES[precision])  # [in, out]
+        self.in_blocks = HAS_BLOCKS and precision == "float32"
         self._blocks: Tensor | None = None
         self.move_to(self.stored)
 
     def product(self, x: Tensor, out: Tensor | None) -> Tensor:
-        """x [R, in] -> [R, out] without the bias, in `out` where that is of use; int8 gives int32 sums.
+        """x [R, in] -> [R, out] without the bias, in `out` unless `in_blocks`; int8 gives int32 sums.
 
         In float32 oneDNN keeps the weights in the blocks in which its product reads them, a second copy that is made
         on first use: a tenth faster at 256 rows, twice at five. A row's numbers do not depend on how many there are.
         """
         if self.stored.dtype == torch.int8:
             return torch._int_mm(x, self.weight, out=out)
-        if self.stored.dtype == torch.float32 and HAS_BLOCKS:
+        if self.in_blocks:
             if self._blocks is None:
                 self._blocks = torch.ops.mkldnn._reorder_linear_weight(self.stored.t().contiguous(), TYPICAL_ROWS)
             y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._blocks, None, "none", [], "")
