@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.model.choices import EncoderDecoderSpec, PaperSpec, Positionwise, Sinusoidal
-from dragoman.model.few_rows import FEW_ROWS
+FEW_ROWS = 4
 from dragoman.model.packed import PackedModel
 from dragoman.model.packed_weights import PackedWeights, can_pack
 

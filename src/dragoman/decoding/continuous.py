@@ -27,7 +27,7 @@ from dragoman.model.packed_weights import PackedWeights
 if TYPE_CHECKING:
     from dragoman.decoding.engine import Job
 
-MAX_ROWS = 256
+MAX_ROWS = 384
 """Hypotheses in flight in one thread: at this many, products come near the processor's peak. A beam may have dropped
 some of its own and have them again at its next step, so that for a few steps it can be up to twice as many."""
 

@@ -14,62 +14,36 @@ from torch import Tensor, nn
 
 from dragoman.model import native
 from dragoman.model.families.encoder_decoder import EncoderDecoder
-from dragoman.model.native.calls import Precision
+from dragoman.model.native.calls import Precision, panel_columns
 from dragoman.model.native.huge_pages import in_huge_pages
 from dragoman.model.transformer import MultiHeadAttention, PostNorm, Transformer
-
-INPUT_TYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
-PRODUCT_TYPES: dict[Precision, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "int8": torch.int32,
-}
-
-VOCABULARY_BLOCK = 1024
-"""Vocabulary columns whose logits are reduced together, while they are still in the processor's cache."""
-
-HAS_BLOCKS = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-TYPICAL_ROWS = 256
 
 ACTIVATIONS = {"relu": 0, "swish": 1, "gelu": 2}
 
 
 class PackedLinear:
-    """x W^T + b with W [out, in]; the bias is left to the kernel that reads the product."""
+    """x W^T + b with W [out, in], laid out for the products of native/products.h: panels of columns, and in them groups
+    of as many inputs as fill 32 bits. What columns and inputs the last ones lack is zeros."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, precision: Precision) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, precision: Precision, columns: int) -> None:
         weight = weight.detach().float()
         self.n_out, self.n_in = weight.shape
-        self.bias = torch.zeros(self.n_out) if bias is None else bias.detach().float().contiguous()
-        self.scales = torch.ones(0)
+        group = {"float32": 1, "bfloat16": 2, "int8": 4}[precision]
+        pad = nn.functional.pad
+        more_out, more_in = -self.n_out % columns, -self.n_in % group
+        self.bias = pad(torch.zeros(self.n_out) if bias is None else bias.detach().float(), (0, more_out))
+        self.scales = torch.zeros(0)
+        self.zeros = torch.zeros(0, dtype=torch.int32)
         if precision == "int8":  # each output's weights have their own scale, symmetric about zero
-            self.scales = (weight.abs().amax(dim=1) / 127).clamp_min(1e-12)  # [out]
-            self.stored = (weight / self.scales[:, None]).round().to(torch.int8)  # [out, in]
-        else:
-            self.stored = weight.t().to(INPUT_TYPES[precision])  # [in, out]
-        self.in_blocks = HAS_BLOCKS and precision == "float32"
-        self._blocks: Tensor | None = None
-        self.move_to(self.stored)
-
-    def product(self, x: Tensor, out: Tensor | None) -> Tensor:
-        """x [R, in] -> [R, out] without the bias, in `out` unless `in_blocks`; int8 gives int32 sums.
-
-        In float32 oneDNN keeps the weights in the blocks in which its product reads them, a second copy that is made
-        on first use: a tenth faster at 256 rows, twice at five. A row's numbers do not depend on how many there are.
-        """
-        if self.stored.dtype == torch.int8:
-            return torch._int_mm(x, self.weight, out=out)
-        if self.in_blocks:
-            if self._blocks is None:
-                self._blocks = torch.ops.mkldnn._reorder_linear_weight(self.stored.t().contiguous(), TYPICAL_ROWS)
-            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._blocks, None, "none", [], "")
-            return y
-        return torch.mm(x, self.weight, out=out)
-
-    def move_to(self, stored: Tensor) -> None:
-        """The same weights at another place in memory."""
-        self.stored = stored
-        self.weight = stored.t() if stored.dtype == torch.int8 else stored  # [in, out], as a product reads it
+            scales = (weight.abs().amax(dim=1) / 127).clamp_min(1e-12)  # [out]
+            weight = (weight / scales[:, None]).round().to(torch.int8)
+            self.scales = pad(scales, (0, more_out))
+            # Inputs are stored 128 too large, to be unsigned: what that adds to each sum is taken off again.
+            self.zeros = pad(weight.sum(dim=1, dtype=torch.int32) * 128, (0, more_out))
+        elif precision == "bfloat16":
+            weight = weight.to(torch.bfloat16)
+        panels = pad(weight, (0, more_in, 0, more_out)).unflatten(0, (-1, columns)).unflatten(2, (-1, group))
+        self.weight = panels.transpose(1, 2).contiguous()  # [panels, groups, columns, inputs of a group]
 
 
 class Norm(NamedTuple):
@@ -126,6 +100,10 @@ class PackedWeights:
     """All weights of a model in one precision; shared by every thread that decodes with it."""
 
     def __init__(self, model: Any, precision: Precision) -> None:
+        library = native.loaded("decoding.cpp")
+        if library is None:
+            raise RuntimeError("the kernels are not there; ask can_pack first")
+        self.library = library
         self.precision: Precision = precision
         self.pad_id: int = model.pad_id
         config = model.config
@@ -137,16 +115,12 @@ class PackedWeights:
         self.target_embedding: Tensor = target.weight.detach().float()  # [V, D]
         self.encoder = [self._encoder_layer(layer) for layer in model.encoder.layers]
         self.decoder = [self._decoder_layer(layer) for layer in model.decoder.layers]
-        weight, bias = model.generator.weight, model.generator.bias
-        self.n_vocabulary = weight.size(0)
-        self.blocks = [
-            self._linear(weight[i : i + VOCABULARY_BLOCK], None if bias is None else bias[i : i + VOCABULARY_BLOCK])
-            for i in range(0, self.n_vocabulary, VOCABULARY_BLOCK)
-        ]
+        self.vocabulary = self._linear(model.generator.weight, model.generator.bias)
+        self.n_vocabulary = self.vocabulary.n_out
         # A decoding step of one row does nothing but read these.
-        linears = [*self.blocks, *(part for layer in self.decoder for part in layer.linears)]
-        for linear, stored in zip(linears, in_huge_pages([each.stored for each in linears]), strict=True):
-            linear.move_to(stored)
+        linears = [self.vocabulary, *(part for layer in self.decoder for part in layer.linears)]
+        for linear, weight in zip(linears, in_huge_pages([each.weight for each in linears]), strict=True):
+            linear.weight = weight
 
     def positions(self, n: int) -> Tensor:
         """[n or more, D]: the encodings of the first n positions."""
@@ -156,7 +130,7 @@ class PackedWeights:
         return table
 
     def _linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        return PackedLinear(weight, bias, self.precision)
+        return PackedLinear(weight, bias, self.precision, panel_columns(self.library))
 
     def _stacked(self, *linears: nn.Linear) -> PackedLinear:
         """Several maps of one input as one product."""

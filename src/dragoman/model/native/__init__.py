@@ -1,7 +1,8 @@
 """Kernels in C and C++, compiled on first use where a compiler is at hand.
 
-A library is built once for a processor, in about two seconds, and kept in the user's cache folder under the hash of its
-source, the compiler and the processor. Nothing depends on one but speed: without it the model itself does the work.
+A library is built once for a processor, in a few seconds, and kept in the user's cache folder under the hash of its
+source, the headers beside it, the compiler and the processor. Nothing depends on one but speed: without it the model
+itself does the work.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ FLAGS = {
     ".c": ["-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno"],
     ".cpp": [
         *("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"),
-        *("-fassociative-math", "-freciprocal-math"),
+        *("-fassociative-math", "-freciprocal-math", "-ffp-contract=fast"),
     ],
 }
 
@@ -33,30 +34,33 @@ FLAGS = {
 @functools.cache
 def loaded(name: str) -> ctypes.CDLL | None:
     """The source of that name in this folder as a library, or None where it cannot be had. Never raises."""
-    source = resources.files(__package__).joinpath(name).read_bytes()
+    folder = resources.files(__package__)
+    names = sorted(each.name for each in folder.iterdir() if each.name == name or each.name.endswith(".h"))
+    sources = {each: folder.joinpath(each).read_bytes() for each in names}
     ending = Path(name).suffix
     compiler = next((found for each in COMPILERS[ending] if (found := shutil.which(each))), None)
     if compiler is None or platform.system() not in ("Linux", "Darwin"):
         return None
-    parts = [source, compiler.encode(), " ".join(FLAGS[ending]).encode(), _processor().encode()]
+    parts = [*sources.values(), compiler.encode(), " ".join(FLAGS[ending]).encode(), _processor().encode()]
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dragoman"
-    path = folder / f"{Path(name).stem}-{key}.so"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dragoman"
+    path = cache / f"{Path(name).stem}-{key}.so"
     try:
         if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            _compile([compiler, *FLAGS[ending]], name, source, path)
+            cache.mkdir(parents=True, exist_ok=True)
+            _compile([compiler, *FLAGS[ending]], name, sources, path)
         return ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def _compile(command: list[str], name: str, source: bytes, path: Path) -> None:
+def _compile(command: list[str], name: str, sources: dict[str, bytes], path: Path) -> None:
     """Builds beside the target and renames, so that two processes at once are harmless."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        text, built = Path(folder) / name, Path(folder) / "built.so"
-        text.write_bytes(source)
-        command = [*command, "-shared", "-fPIC", "-o", str(built), str(text), "-lm"]
+        for each, text in sources.items():
+            (Path(folder) / each).write_bytes(text)
+        built = Path(folder) / "built.so"
+        command = [*command, "-shared", "-fPIC", "-o", str(built), str(Path(folder) / name), "-lm"]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         built.replace(path)
 

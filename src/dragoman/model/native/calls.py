@@ -1,142 +1,178 @@
-"""The decoding kernels as Python calls: tensors and arrays in, pointers out. Nothing is copied, no lock is held."""
+"""The functions of decoding.cpp as Python calls: a model described once, tensors and arrays in, pointers out.
+
+What is described is laid out as the C++ structures of the same names. Nothing is copied, and the interpreter's lock is
+let go for as long as a call lasts: a whole step, or the encoding of some hundred tokens.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from dragoman.model.packed import Best, PackedState
+    from dragoman.model.packed_weights import (
+        Heads,
+        Norm,
+        PackedDecoderLayer,
+        PackedEncoderLayer,
+        PackedLinear,
+        PackedWeights,
+    )
+
 Precision = Literal["float32", "bfloat16", "int8"]
 KINDS: dict[Precision, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
 
-_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
-_PRODUCT = [_INT, _POINTER, _POINTER, _POINTER, _POINTER]  # kind, product, row scales, column scales, bias
-_OUT = [_POINTER, _POINTER]
-_HEADS = [_LONG, _LONG, _LONG]
-_SIGNATURES = {
-    "residual_norm": [*_PRODUCT, _POINTER, _POINTER, _POINTER, _FLOAT, _LONG, _LONG, *_OUT],
-    "activate": [*_PRODUCT, _LONG, _LONG, _INT, *_OUT],
-    "prepare": [_INT, _POINTER, _LONG, _LONG, *_OUT],
-    "finish": [*_PRODUCT, _LONG, _LONG, _LONG, _POINTER],
-    "attend_past": [*_PRODUCT, _LONG, *_HEADS, _POINTER, _INT, _POINTER, _LONG, _POINTER, *_OUT],
-    "attend_memory": [*_PRODUCT, _LONG, *_HEADS, _POINTER, _POINTER, *_OUT],
-    "attend_source": [*_PRODUCT, _LONG, _POINTER, *_HEADS, *_OUT],
-    "best_tokens": [*_PRODUCT, _LONG, _LONG, _LONG, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _POINTER],
-}
+_pointer, _int, _long, _float = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 
 
-class Kernels:
-    """The functions of decoding.cpp for one precision; what each does is said there."""
+class _Linear(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("weight", "scales", "bias", "zeros")),
+        *((name, _long) for name in ("n_in", "n_out")),
+    ]
 
-    def __init__(self, library: ctypes.CDLL, precision: Precision) -> None:
-        self.kind = KINDS[precision]
-        for name, signature in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.argtypes = signature
-            function.restype = None
-        self._library = library
 
-    def _product(self, product: Any) -> tuple[int, ...]:
-        linear = product.linear
-        return (
-            self.kind,
-            product.values.data_ptr(),
-            product.row_scales.data_ptr(),
-            linear.scales.data_ptr(),
-            linear.bias.data_ptr(),
+class _Norm(ctypes.Structure):
+    _fields_ = [("gamma", _pointer), ("beta", _pointer), ("epsilon", _float)]
+
+
+class _Heads(ctypes.Structure):
+    _fields_ = [(name, _long) for name in ("n", "d_k", "d_v")]
+
+
+class _EncoderLayer(ctypes.Structure):
+    _fields_ = [
+        *((name, _Linear) for name in ("qkv", "o", "inner", "outer")),
+        *((name, _Norm) for name in ("norm", "last_norm")),
+        ("heads", _Heads),
+    ]
+
+
+class _DecoderLayer(ctypes.Structure):
+    _fields_ = [
+        *((name, _Linear) for name in ("qkv", "o", "inner", "outer", "q", "memory", "cross_o")),
+        *((name, _Norm) for name in ("norm", "last_norm", "cross_norm")),
+        *((name, _Heads) for name in ("heads", "cross_heads")),
+    ]
+
+
+class _Model(ctypes.Structure):
+    _fields_ = [
+        *(("kind", _int), ("activation", _int), ("scale", _float)),
+        *((name, _long) for name in ("d", "n_encoder", "n_decoder")),
+        *((name, _pointer) for name in ("source_embedding", "target_embedding", "encoder", "decoder")),
+        ("vocabulary", _Linear),
+    ]
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [
+        *(("n", _long), ("tokens", _pointer), ("positions", _pointer)),
+        *(("pages", _pointer), ("pages_stride", _long), ("page_bits", _int)),
+        *(("slots", _pointer), ("slots_stride", _long), ("lengths", _pointer)),
+        *(("memories", _pointer), ("memory_lengths", _pointer)),
+        *(("barred", _pointer), ("barred_stride", _long)),
+    ]
+
+
+def panel_columns(library: ctypes.CDLL) -> int:
+    """How many columns of a weight matrix its products read together."""
+    columns: int = library.panel_columns()
+    return columns
+
+
+class DescribedModel:
+    """A model's weights, described once for the functions that compute with them."""
+
+    def __init__(self, weights: PackedWeights, library: ctypes.CDLL) -> None:
+        self._weights = weights  # what is pointed at must live
+        self._encoder = (_EncoderLayer * len(weights.encoder))(*(_described(_EncoderLayer, x) for x in weights.encoder))
+        self._decoder = (_DecoderLayer * len(weights.decoder))(*(_described(_DecoderLayer, x) for x in weights.decoder))
+        self._model = _Model(
+            KINDS[weights.precision],
+            weights.activation,
+            weights.scale,
+            weights.target_embedding.size(1),
+            len(weights.encoder),
+            len(weights.decoder),
+            weights.source_embedding.data_ptr(),
+            weights.target_embedding.data_ptr(),
+            ctypes.addressof(self._encoder),
+            ctypes.addressof(self._decoder),
+            _linear(weights.vocabulary),
         )
+        self._encode: Any = library.encode
+        self._encode.argtypes = [_pointer, _pointer, _pointer, _long, _pointer, _pointer]
+        self._step: Any = library.step
+        self._step.argtypes = [_pointer, _pointer, _long, *[_pointer] * 5]
+        self._encode.restype = self._step.restype = None
 
-    def residual_norm(self, product: Any, x: Tensor, norm: Any, out: Tensor, scales: Tensor) -> None:
-        self._library.residual_norm(
-            *self._product(product),
-            x.data_ptr(),
-            norm.gamma.data_ptr(),
-            norm.beta.data_ptr(),
-            norm.epsilon,
-            x.size(0),
-            x.size(1),
-            out.data_ptr(),
-            scales.data_ptr(),
-        )
-
-    def activate(self, product: Any, activation: int, out: Tensor, scales: Tensor) -> None:
-        rows, n = product.values.shape
-        self._library.activate(*self._product(product), rows, n, activation, out.data_ptr(), scales.data_ptr())
-
-    def prepare(self, x: Tensor, out: Tensor, scales: Tensor) -> None:
-        self._library.prepare(self.kind, x.data_ptr(), x.size(0), x.size(1), out.data_ptr(), scales.data_ptr())
-
-    def finish(self, product: Any, out: Tensor) -> None:
-        rows, n = product.values.shape
-        self._library.finish(*self._product(product), rows, n, out.stride(0), out.data_ptr())
-
-    def attend_past(
-        self,
-        product: Any,
-        heads: Any,
-        pages: np.ndarray,
-        page_bits: int,
-        slots: np.ndarray,
-        lengths: np.ndarray,
-        out: Tensor,
-        scales: Tensor,
-    ) -> None:
-        self._library.attend_past(
-            *self._product(product),
-            out.size(0),
-            heads.n,
-            heads.d_k,
-            heads.d_v,
-            pages.ctypes.data,
-            page_bits,
-            slots.ctypes.data,
-            slots.shape[1],
-            lengths.ctypes.data,
-            out.data_ptr(),
-            scales.data_ptr(),
-        )
-
-    def attend_memory(
-        self, product: Any, heads: Any, starts: np.ndarray, lengths: np.ndarray, out: Tensor, scales: Tensor
-    ) -> None:
-        self._library.attend_memory(
-            *self._product(product),
-            out.size(0),
-            heads.n,
-            heads.d_k,
-            heads.d_v,
-            starts.ctypes.data,
-            lengths.ctypes.data,
-            out.data_ptr(),
-            scales.data_ptr(),
-        )
-
-    def attend_source(self, product: Any, offsets: np.ndarray, heads: Any, out: Tensor, scales: Tensor) -> None:
-        self._library.attend_source(
-            *self._product(product),
+    def encode(self, tokens: Tensor, offsets: np.ndarray, memory: np.ndarray) -> None:
+        """tokens [offsets[-1]] of sentences end to end, offsets [S + 1] int32; memory [L] addresses to write to."""
+        positions = self._weights.positions(int(np.diff(offsets).max()))
+        self._encode(
+            ctypes.addressof(self._model),
+            tokens.data_ptr(),
+            positions.data_ptr(),
             len(offsets) - 1,
             offsets.ctypes.data,
-            heads.n,
-            heads.d_k,
-            heads.d_v,
-            out.data_ptr(),
-            scales.data_ptr(),
+            memory.ctypes.data,
         )
 
-    def best_tokens(self, product: Any, first: int, barred: np.ndarray, best: Any) -> None:
-        rows, n = product.values.shape
-        self._library.best_tokens(
-            *self._product(product),
-            rows,
-            n,
-            first,
+    def step(
+        self, tokens: Tensor, state: PackedState, pages: np.ndarray, page_bits: int, barred: np.ndarray, best: Best
+    ) -> None:
+        """One step of tokens [R], whose places in `state` are there already; the likeliest tokens go into `best`."""
+        outputs = (best.logits, best.tokens, best.largest, best.sums)
+        self._call(tokens, state, pages, page_bits, barred, best.logits.size(1), *(x.data_ptr() for x in outputs), 0)
+
+    def logits(self, tokens: Tensor, state: PackedState, pages: np.ndarray, page_bits: int, logits: Tensor) -> None:
+        """As `step`, but all logits [R, V] are written out."""
+        self._call(tokens, state, pages, page_bits, np.zeros((1, 0), np.int32), 0, 0, 0, 0, 0, logits.data_ptr())
+
+    def _call(
+        self, tokens: Tensor, state: PackedState, pages: np.ndarray, page_bits: int, barred: np.ndarray, *rest: int
+    ) -> None:
+        positions = self._weights.positions(int(state.lengths.max()))
+        tokens = tokens.contiguous()
+        step = _Step(
+            tokens.size(0),
+            tokens.data_ptr(),
+            positions.data_ptr(),
+            pages.ctypes.data,
+            pages.shape[1],
+            page_bits,
+            state.slots.ctypes.data,
+            state.slots.shape[1],
+            state.lengths.ctypes.data,
+            state.memory_at.ctypes.data,
+            state.memory_lengths.ctypes.data,
             barred.ctypes.data,
             barred.shape[1],
-            best.logits.size(1),
-            best.logits.data_ptr(),
-            best.tokens.data_ptr(),
-            best.largest.data_ptr(),
-            best.sums.data_ptr(),
         )
+        self._step(ctypes.addressof(self._model), ctypes.addressof(step), *rest)
+
+
+def _linear(linear: PackedLinear) -> _Linear:
+    parts = (linear.weight, linear.scales, linear.bias, linear.zeros)
+    return _Linear(*(part.data_ptr() for part in parts), linear.n_in, linear.n_out)
+
+
+def _norm(norm: Norm) -> _Norm:
+    return _Norm(norm.gamma.data_ptr(), norm.beta.data_ptr(), norm.epsilon)
+
+
+def _heads(heads: Heads) -> _Heads:
+    return _Heads(heads.n, heads.d_k, heads.d_v)
+
+
+_PARTS: dict[type, Any] = {_Linear: _linear, _Norm: _norm, _Heads: _heads}
+
+
+def _described(structure: type[ctypes.Structure], layer: PackedEncoderLayer | PackedDecoderLayer) -> ctypes.Structure:
+    """The structure of a layer, whose fields have the names of the layer's."""
+    return structure(*(_PARTS[kind](getattr(layer, name)) for name, kind in structure._fields_))  # type: ignore[misc]
