@@ -1,8 +1,8 @@
 """Continuous batching on the cores of a CPU: one thread a core, each with a batch that sentences leave and enter.
 
 All threads draw from one queue, longest sentences first, so that they end together. A thread tops its batch up as soon
-as a quarter of it is free: a long sentence keeps no short one waiting, and products keep the number of rows at which
-they are fast. What shares a batch changes no result (see `model/packed.py`), and nor does the number of threads.
+as a quarter of it is free: a long sentence keeps no short one waiting, and steps stay large. What shares a batch
+changes no result (see `model/packed.py`), and nor does the number of threads.
 
 Memory: at most 2 MAX_ROWS hypotheses a thread, and no sentence enters that would bring the source tokens of those in
 flight, each counted once per hypothesis, above `batch_tokens`; one alone always may.
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from dragoman.decoding.engine import Job
 
 MAX_ROWS = 384
-"""Hypotheses in flight in one thread: at this many, products come near the processor's peak. A beam may have dropped
-some of its own and have them again at its next step, so that for a few steps it can be up to twice as many."""
+"""Hypotheses in flight in one thread: at this many, what Python does between two steps is a few hundredths of the time.
+A beam may have dropped some of its own and have them again at its next step, so that for a few steps it can be up to
+twice as many."""
 
 MakeSearch = Callable[[list[int]], tuple[Search, Tensor | None]]
 """Numbers of jobs -> their search, and which job's place each row is, where that is not simply 0, 1, 2, ..."""

@@ -30,7 +30,7 @@ PRUNE_EVERY = 8
 
 
 class Page:
-    """The keys and values that one step wrote: [L, R, E]. Its number and memory are free again when no state holds it."""
+    """The keys and values that one step wrote, [L, R, E]; number and memory are free again when no state holds it."""
 
     def __init__(self, number: int, memory: Tensor, free: list[tuple[int, Tensor]]) -> None:
         self.number = number

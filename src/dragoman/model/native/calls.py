@@ -90,8 +90,8 @@ class DescribedModel:
 
     def __init__(self, weights: PackedWeights, library: ctypes.CDLL) -> None:
         self._weights = weights  # what is pointed at must live
-        self._encoder = (_EncoderLayer * len(weights.encoder))(*(_described(_EncoderLayer, x) for x in weights.encoder))
-        self._decoder = (_DecoderLayer * len(weights.decoder))(*(_described(_DecoderLayer, x) for x in weights.decoder))
+        self._encoder = (_EncoderLayer * len(weights.encoder))(*map(_encoder_layer, weights.encoder))
+        self._decoder = (_DecoderLayer * len(weights.decoder))(*map(_decoder_layer, weights.decoder))
         self._model = _Model(
             KINDS[weights.precision],
             weights.activation,
@@ -170,9 +170,14 @@ def _heads(heads: Heads) -> _Heads:
     return _Heads(heads.n, heads.d_k, heads.d_v)
 
 
-_PARTS: dict[type, Any] = {_Linear: _linear, _Norm: _norm, _Heads: _heads}
+def _encoder_layer(layer: PackedEncoderLayer) -> _EncoderLayer:
+    linears = (layer.qkv, layer.o, layer.inner, layer.outer)
+    norms = (layer.norm, layer.last_norm)
+    return _EncoderLayer(*map(_linear, linears), *map(_norm, norms), _heads(layer.heads))
 
 
-def _described(structure: type[ctypes.Structure], layer: PackedEncoderLayer | PackedDecoderLayer) -> ctypes.Structure:
-    """The structure of a layer, whose fields have the names of the layer's."""
-    return structure(*(_PARTS[kind](getattr(layer, name)) for name, kind in structure._fields_))  # type: ignore[misc]
+def _decoder_layer(layer: PackedDecoderLayer) -> _DecoderLayer:
+    linears = (layer.qkv, layer.o, layer.inner, layer.outer, layer.q, layer.memory, layer.cross_o)
+    norms = (layer.norm, layer.last_norm, layer.cross_norm)
+    heads = (layer.heads, layer.cross_heads)
+    return _DecoderLayer(*map(_linear, linears), *map(_norm, norms), *map(_heads, heads))
