@@ -1,8 +1,8 @@
 """Continuous batching on the cores of a CPU: one thread a core, each with a batch that sentences leave and enter.
 
-All threads draw from one queue, longest sentences first, so that they end together. A thread tops its batch up as soon
-as a quarter of it is free: a long sentence keeps no short one waiting, and steps stay large. What shares a batch
-changes no result (see `model/packed.py`), and nor does the number of threads.
+All threads draw from one queue, longest sentences first and none more than its share, so that they end together. A
+thread tops its batch up as soon as a quarter of it is free: a long sentence keeps no short one waiting, and steps stay
+large. What shares a batch changes no result (see `model/packed.py`), and nor does the number of threads.
 
 Memory: at most 2 MAX_ROWS hypotheses a thread, and no sentence enters that would bring the source tokens of those in
 flight, each counted once per hypothesis, above `batch_tokens`; one alone always may.
@@ -58,7 +58,8 @@ class ContinuousDecoder:
         queue = deque(sorted(range(len(jobs)), key=lambda i: -len(jobs[i].src)))
         threads = torch.get_num_threads()
         n = max(1, min(threads, len(jobs)))
-        lanes = [_Lane(self, jobs, queue, make_search, rows_per_job, batch_tokens) for _ in range(n)]
+        lanes: list[_Lane] = []
+        lanes += [_Lane(self, jobs, queue, lanes, make_search, rows_per_job, batch_tokens) for _ in range(n)]
         if n == 1:
             return lanes[0].run()
         with ThreadPoolExecutor(n, thread_name_prefix="decode") as pool:
@@ -95,6 +96,7 @@ class _Lane:
         decoder: ContinuousDecoder,
         jobs: Sequence[Job],
         queue: deque[int],
+        lanes: Sequence[_Lane],
         make_search: MakeSearch,
         rows_per_job: int,
         batch_tokens: int,
@@ -102,6 +104,8 @@ class _Lane:
         self.decoder = decoder
         self.jobs = jobs
         self.queue = queue
+        self.lanes = lanes
+        self.in_flight = 0
         self.make_search = make_search
         self.rows_per_job = rows_per_job
         self.batch_tokens = batch_tokens
@@ -118,7 +122,7 @@ class _Lane:
         state: PackedState | None = None
         with torch.inference_mode():
             while not self.stop:
-                in_flight = search.n_sentences if search is not None else 0
+                self.in_flight = in_flight = search.n_sentences if search is not None else 0
                 room = self._room(state, in_flight)
                 if not in_flight or (self.queue and 4 * room >= MAX_ROWS):
                     entering = self._take(state, in_flight)
@@ -144,7 +148,7 @@ class _Lane:
         room = self._room(state, in_flight)
         tokens = int(state.memory_lengths.sum()) if state is not None and in_flight else 0
         entering: list[int] = []
-        while room >= self.rows_per_job or not (entering or in_flight):
+        while not (in_flight or entering) or (room >= self.rows_per_job and self.in_flight < self._share()):
             try:
                 job = self.queue.popleft()
             except IndexError:
@@ -154,8 +158,13 @@ class _Lane:
                 self.queue.appendleft(job)
                 break
             entering.append(job)
+            self.in_flight += 1
             room -= self.rows_per_job
         return entering
+
+    def _share(self) -> int:
+        """Sentences that each lane would have if all that are in flight or waiting were spread evenly."""
+        return -(-(sum(lane.in_flight for lane in self.lanes) + len(self.queue)) // len(self.lanes))
 
     def _room(self, state: PackedState | None, in_flight: int) -> int:
         """Rows that may still come in."""
