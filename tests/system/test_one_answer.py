@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from dragoman.checkpoints.store import WEIGHTS
 from dragoman.exchange.huggingface import import_folder
 from dragoman.translator import Translator, load
 
@@ -16,6 +18,7 @@ CORPORA = {
     "tatoeba-en-de": ("tatoeba-en-de/test.tsv", True),
     "tatoeba-en-zh": ("tatoeba-en-zh/test.tsv", True),
 }
+DEMO = Path(__file__).resolve().parents[2] / "runs" / "demo"
 OPTIONS = {
     "greedy": ({"greedy": True}, 1000),
     "beam": ({"beam_size": 4, "n_best": 4}, 1000),
@@ -26,11 +29,35 @@ OPTIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def translator(shared: Path, tmp_path_factory) -> Translator:
-    out = tmp_path_factory.mktemp("marian") / "model"
+def marian(shared: Path, out: Path) -> Path:
     import_folder(shared / "models" / "marian-small-en-de", out, src_lang="en", tgt_lang="de")
-    return load(out)
+    return out
+
+
+def shuffled_marian(shared: Path, out: Path) -> Path:
+    """A random model: the same numbers in other places, so that outputs are long and hypotheses close together."""
+    file = marian(shared, out) / WEIGHTS
+    generator = torch.Generator().manual_seed(1)
+    weights = {
+        name: weight.flatten()[torch.randperm(weight.numel(), generator=generator)].view(weight.shape)
+        for name, weight in load_file(file).items()
+    }
+    save_file(weights, file)
+    return out
+
+
+def demo(shared: Path, out: Path) -> Path:
+    if not DEMO.exists():
+        pytest.skip("make demo has not been run here")
+    return DEMO
+
+
+MODELS = {each.__name__: each for each in (marian, shuffled_marian, demo)}
+
+
+@pytest.fixture(scope="module", params=["marian"])
+def translator(request: pytest.FixtureRequest, shared: Path, tmp_path_factory) -> Translator:
+    return load(MODELS[request.param](shared, tmp_path_factory.mktemp(request.param) / "model"))
 
 
 @pytest.fixture
@@ -41,14 +68,16 @@ def threads():
 
 
 CASES = [
-    pytest.param(corpus, name, marks=[] if corpus == "flickr" else pytest.mark.long)
+    pytest.param(model, corpus, name, marks=[] if model == "marian" and corpus == "flickr" else pytest.mark.long)
+    for model in MODELS
     for corpus in CORPORA
     for name in OPTIONS
+    if model == "marian" or name in ("greedy", "beam")
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("corpus", "name"), CASES)
+@pytest.mark.parametrize(("translator", "corpus", "name"), CASES, indirect=["translator"])
 def test_batch_order_neighbours_and_threads_change_nothing(shared, translator, threads, corpus, name) -> None:
     file, is_tsv = CORPORA[corpus]
     options, n = OPTIONS[name]

@@ -422,7 +422,10 @@ struct Step {
 void step(const Model* model, const Step* at, int64_t k, float* values, int32_t* tokens, float* largest, float* sums, float* logits) {
     const int64_t d = model->d, vocabulary = model->vocabulary.n_out, low = (int64_t{1} << at->page_bits) - 1;
     int64_t widest = std::max(d, VOCABULARY_PANELS * PANEL);
-    for (int64_t l = 0; l < model->n_decoder; ++l) widest = std::max({widest, widest_of(model->decoder[l]), model->decoder[l].cross_o.n_in});
+    for (int64_t l = 0; l < model->n_decoder; ++l) {
+        const DecoderLayer& layer = model->decoder[l];
+        widest = std::max({widest, widest_of(layer), layer.q.n_out, layer.cross_o.n_in});
+    }
     static thread_local Rows rows;
     std::vector<float> y, scores;
     std::vector<int32_t> places;
