@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.model import native
+from dragoman.model import packed as packed_module
 from dragoman.model.choices import EncoderDecoderSpec, PaperSpec, Positionwise, Sinusoidal
 from dragoman.model.packed import PackedModel
 from dragoman.model.packed_weights import PackedWeights, can_pack
@@ -105,6 +106,52 @@ def test_a_row_does_not_know_its_neighbours_or_when_they_came(model: nn.Module, 
         ages = [age + 1 for age in ages]
     for row, age, logits in seen:
         assert torch.allclose(logits, expected[row][age], atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@torch.no_grad()
+def test_a_row_has_the_same_bits_among_any_number_of_rows(model: nn.Module, precision: str) -> None:
+    weights = PackedWeights(model, precision)  # type: ignore[arg-type]
+    src, tgt = sources(), torch.randint(1, V, (1, 4))
+    answers = []
+    for rows in (1, 3, 6, 7, 97, 500):
+        packed = PackedModel(weights)
+        state = packed.start(src).select(np.zeros(rows, dtype=np.int64))
+        for t in range(4):
+            logits, state = packed.step(tgt[:, t].expand(rows), state)
+        answers += [logits[0], logits[-1]]
+    assert all(torch.equal(answer, answers[0]) for answer in answers)
+
+
+@torch.no_grad()
+def test_a_long_row_among_short_ones_does_not_keep_what_they_leave(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_module, "FEW_LINES", 64)
+    monkeypatch.setattr(packed_module, "PAGE_BITS", 6)  # so that what is moved together takes several pages
+    weights = PackedWeights(model, "float32")
+    packed, alone = PackedModel(weights), PackedModel(weights)
+    source = [5, 6, 3]
+    tokens = torch.randint(1, V, (150,))
+    state, theirs = packed.encode([source]), alone.encode([source])
+    for t in range(150):
+        if t % 3 == 0:
+            state = state.select(np.zeros(1, dtype=np.int64)).join(packed.encode([[7, 3]] * 30))
+        given = torch.full((len(state.lengths),), 9)
+        given[0] = tokens[t]
+        logits, state = packed.step(given, state)
+        expected, theirs = alone.step(tokens[t : t + 1], theirs)
+        assert torch.equal(logits[0], expected[0])
+    assert sum(page.lines for page in state.pages.values()) < 1500  # of 4,650 that were written
+
+
+@torch.no_grad()
+def test_a_token_outside_the_vocabulary_is_an_error_not_a_reading_of_other_memory(model: nn.Module) -> None:
+    packed = PackedModel(PackedWeights(model, "float32"))
+    with pytest.raises(IndexError, match="vocabulary"):
+        packed.encode([[5, V, 3]])
+    with pytest.raises(IndexError, match="vocabulary"):
+        packed.step(torch.tensor([-1]), packed.encode([[5, 3]]))
 
 
 @torch.no_grad()

@@ -4,8 +4,8 @@ All threads draw from one queue, longest sentences first and none more than its 
 thread tops its batch up as soon as a quarter of it is free: a long sentence keeps no short one waiting, and steps stay
 large. What shares a batch changes no result (see `model/packed.py`), and nor does the number of threads.
 
-Memory: at most 2 MAX_ROWS hypotheses a thread, and no sentence enters that would bring the source tokens of those in
-flight, each counted once per hypothesis, above `batch_tokens`; one alone always may.
+Memory: at most 2 MAX_ROWS hypotheses a thread, or those of one sentence, and no sentence enters that would bring the
+source tokens of those in flight, each counted once per hypothesis, above `batch_tokens`; one alone always may.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,20 +53,24 @@ class ContinuousDecoder:
         """tokens [R], the newest of each row -> logits [R, V] of the next, and the new state."""
         return state.session.step(tokens, state)
 
-    def run(self, jobs: Sequence[Job], make_search: MakeSearch, rows_per_job: int, batch_tokens: int) -> Results:
-        """Searches all jobs; gives the hypotheses by the search's own keys."""
+    def run(
+        self, jobs: Sequence[Job], make_search: MakeSearch, rows_per_job: int, batch_tokens: int, paths_per_job: int = 1
+    ) -> Results:
+        """Searches all jobs; gives the hypotheses by the search's own keys, of which each job has `paths_per_job`."""
         queue = deque(sorted(range(len(jobs)), key=lambda i: -len(jobs[i].src)))
         threads = torch.get_num_threads()
         n = max(1, min(threads, len(jobs)))
         lanes: list[_Lane] = []
-        lanes += [_Lane(self, jobs, queue, lanes, make_search, rows_per_job, batch_tokens) for _ in range(n)]
+        sizes = (rows_per_job, paths_per_job, batch_tokens)
+        lanes += [_Lane(self, jobs, queue, lanes, make_search, *sizes) for _ in range(n)]
         if n == 1:
             return lanes[0].run()
         with ThreadPoolExecutor(n, thread_name_prefix="decode") as pool:
             found = [pool.submit(lane.run, 1) for lane in lanes]
             results: Results = {}
             try:
-                for each in found:
+                done, _ = wait(found, return_when=FIRST_EXCEPTION)
+                for each in (*done, *found):
                     results.update(each.result())
             except BaseException:
                 queue.clear()  # the other threads end with what they have
@@ -99,6 +103,7 @@ class _Lane:
         lanes: Sequence[_Lane],
         make_search: MakeSearch,
         rows_per_job: int,
+        paths_per_job: int,
         batch_tokens: int,
     ) -> None:
         self.decoder = decoder
@@ -108,6 +113,7 @@ class _Lane:
         self.in_flight = 0
         self.make_search = make_search
         self.rows_per_job = rows_per_job
+        self.paths_per_job = paths_per_job
         self.batch_tokens = batch_tokens
         self.n_vocabulary = decoder.weights.n_vocabulary
         self.stop = False
@@ -122,7 +128,8 @@ class _Lane:
         state: PackedState | None = None
         with torch.inference_mode():
             while not self.stop:
-                self.in_flight = in_flight = search.n_sentences if search is not None else 0
+                paths = search.n_sentences if search is not None else 0
+                self.in_flight = in_flight = -(-paths // self.paths_per_job)
                 room = self._room(state, in_flight)
                 if not in_flight or (self.queue and 4 * room >= MAX_ROWS):
                     entering = self._take(state, in_flight)
@@ -163,7 +170,7 @@ class _Lane:
         return entering
 
     def _share(self) -> int:
-        """Sentences that each lane would have if all that are in flight or waiting were spread evenly."""
+        """Jobs that each lane would have if all that are in flight or waiting were spread evenly."""
         return -(-(sum(lane.in_flight for lane in self.lanes) + len(self.queue)) // len(self.lanes))
 
     def _room(self, state: PackedState | None, in_flight: int) -> int:

@@ -71,7 +71,7 @@ def decode(
         def make_search(numbers: list[int]) -> tuple[Search, Tensor | None]:
             return _search_of(jobs, numbers, options, rules, None)
 
-        found = model.run(jobs, make_search, width, options.batch_tokens)
+        found = model.run(jobs, make_search, width, options.batch_tokens, copies)
     else:
         found = {}
         for batch in cut([len(job.src) for job in jobs], max(1, options.batch_tokens // width)):

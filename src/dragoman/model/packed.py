@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -27,13 +28,16 @@ SOURCE_TOKENS = 512
 """Source tokens that go through the encoder together: what lies between its products then stays in the cache."""
 PRUNE_EVERY = 8
 """Steps after which pages that no row looks back to are let go."""
+FEW_LINES = 1 << 13
+"""Lines of pages that are not worth moving, however few of them are still looked at."""
 
 
 class Page:
-    """The keys and values that one step wrote, [L, R, E]; number and memory are free again when no state holds it."""
+    """Keys and values that one step wrote, [L, lines, E]; its number and memory are free when no state holds it."""
 
-    def __init__(self, number: int, memory: Tensor, free: list[tuple[int, Tensor]]) -> None:
+    def __init__(self, number: int, lines: int, memory: Tensor, free: list[tuple[int, Tensor]]) -> None:
         self.number = number
+        self.lines = lines
         self.memory = memory
         self._free = free
 
@@ -103,6 +107,7 @@ class PackedModel:
         self.weights = weights
         self.pad_id = weights.pad_id
         self._model = DescribedModel(weights, weights.library)
+        self._kept = [layer.heads.kept for layer in weights.decoder]  # [L] E
         self._page_at = np.zeros((len(weights.decoder), 64), dtype=np.int64)  # [L, pages] addresses
         self._free_pages: list[tuple[int, Tensor]] = []  # the last is used first: it may still be in the cache
         self._n_pages = 0
@@ -190,9 +195,16 @@ class PackedModel:
         self._steps += 1
         if self._steps % PRUNE_EVERY == 0:
             past = np.arange(slots.shape[1])[None, :] <= state.lengths[:, None]
-            seen = set((slots[past] >> PAGE_BITS).tolist())
-            pages = {number: page for number, page in pages.items() if number in seen}
+            seen, inverse = np.unique(slots[past], return_inverse=True)
+            numbers = set(np.unique(seen >> PAGE_BITS).tolist())
+            pages = {number: page for number, page in pages.items() if number in numbers}
             memories = {number: memories[number] for number in np.unique(state.memory_numbers).tolist()}
+            if sum(page.lines for page in pages.values()) > max(4 * len(seen), FEW_LINES):
+                pages, places = self._moved_together(seen, pages)
+                slots[past] = places[inverse]
+            self._free_pages[:-PRUNE_EVERY] = [
+                (number, torch.empty(0)) for number, _ in self._free_pages[:-PRUNE_EVERY]
+            ]
         return PackedState(
             self,
             state.memory_at,
@@ -208,7 +220,7 @@ class PackedModel:
         """Room for the keys and values of one step."""
         if rows > 1 << PAGE_BITS:
             raise ValueError(f"a step has at most {1 << PAGE_BITS} rows, not {rows}: use a smaller batch_tokens")
-        kept = [layer.heads.kept for layer in self.weights.decoder]
+        kept = self._kept
         if self._free_pages:
             number, memory = self._free_pages.pop()
         else:
@@ -219,7 +231,32 @@ class PackedModel:
         if number >= self._page_at.shape[1]:
             self._page_at = np.pad(self._page_at, ((0, 0), (0, self._page_at.shape[1])))
         self._page_at[:, number] = memory.data_ptr() + np.cumsum([0, *kept[:-1]]) * (4 * rows)
-        return Page(number, memory, self._free_pages)
+        return Page(number, rows, memory, self._free_pages)
+
+    def _moved_together(self, seen: np.ndarray, pages: dict[int, Page]) -> tuple[dict[int, Page], np.ndarray]:
+        """What `seen`, slots in ascending order, name, copied into pages of its own; those, and where each slot is now.
+
+        A long hypothesis would otherwise hold on to all that short ones, gone long since, have written beside it.
+        """
+        fresh: dict[int, Page] = {}
+        places = np.empty_like(seen)
+        for begin in range(0, len(seen), 1 << PAGE_BITS):
+            part = seen[begin : begin + (1 << PAGE_BITS)]
+            page = self._page(len(part))
+            fresh[page.number] = page
+            places[begin : begin + len(part)] = (page.number << PAGE_BITS) + np.arange(len(part), dtype=np.int32)
+            ends = np.flatnonzero(np.diff(part >> PAGE_BITS)) + 1
+            for first, after in pairwise([0, *ends.tolist(), len(part)]):
+                lines = torch.from_numpy((part[first:after] & ((1 << PAGE_BITS) - 1)).astype(np.int64))
+                old = pages[int(part[first] >> PAGE_BITS)]
+                for to, of in zip(self._layers(page), self._layers(old), strict=True):
+                    to[first:after] = of[lines]
+        return fresh, places
+
+    def _layers(self, page: Page) -> list[Tensor]:
+        """The lines of a page in each layer, [lines, E]."""
+        parts = page.memory[: page.lines * sum(self._kept)].split([page.lines * kept for kept in self._kept])
+        return [part.view(page.lines, -1) for part in parts]
 
 
 class Best(NamedTuple):

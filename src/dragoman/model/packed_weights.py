@@ -5,7 +5,9 @@ It covers post-norm encoder-decoders: the paper's and Marian's. D is d_model, V 
 
 from __future__ import annotations
 
+import copy
 import math
+import threading
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -109,10 +111,11 @@ class PackedWeights:
         config = model.config
         self.scale = math.sqrt(config.d_model) if getattr(config, "scale_embedding", True) else 1.0
         self.activation = ACTIVATIONS[getattr(getattr(config, "feed_forward", None), "activation", "relu")]
-        self.position = model.position
-        self.source_embedding: Tensor = model.embedding.weight.detach().float()  # [V, D]
+        self._position = copy.deepcopy(model.position).float()
+        self._growing = threading.Lock()  # threads share the table
+        self.source_embedding: Tensor = model.embedding.weight.detach().float().contiguous()  # [V, D]
         target = getattr(model, "embedding_of_target", model.embedding)
-        self.target_embedding: Tensor = target.weight.detach().float()  # [V, D]
+        self.target_embedding: Tensor = target.weight.detach().float().contiguous()  # [V, D]
         self.encoder = [self._encoder_layer(layer) for layer in model.encoder.layers]
         self.decoder = [self._decoder_layer(layer) for layer in model.decoder.layers]
         self.vocabulary = self._linear(model.generator.weight, model.generator.bias)
@@ -123,10 +126,11 @@ class PackedWeights:
             linear.weight = weight
 
     def positions(self, n: int) -> Tensor:
-        """[n or more, D]: the encodings of the first n positions."""
-        if n > self.position.table.size(0):
-            self.position(torch.zeros(1, n, self.target_embedding.size(1)))  # the table grows on demand
-        table: Tensor = self.position.table
+        """[n or more, D] float32: the encodings of the first n positions."""
+        with self._growing:
+            if n > self._position.table.size(0):
+                self._position(torch.zeros(1, n, self.target_embedding.size(1)))  # the table grows on demand
+            table: Tensor = self._position.table
         return table
 
     def _linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:

@@ -26,7 +26,7 @@ FLAGS = {
     ".c": ["-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno"],
     ".cpp": [
         *("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"),
-        *("-fassociative-math", "-freciprocal-math", "-ffp-contract=fast"),
+        *("-fassociative-math", "-freciprocal-math", "-ffp-contract=fast", "-fno-strict-aliasing"),
     ],
 }
 
@@ -43,14 +43,14 @@ def loaded(name: str) -> ctypes.CDLL | None:
         return None
     parts = [*sources.values(), compiler.encode(), " ".join(FLAGS[ending]).encode(), _processor().encode()]
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dragoman"
-    path = cache / f"{Path(name).stem}-{key}.so"
     try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dragoman"
+        path = cache / f"{Path(name).stem}-{key}.so"
         if not path.exists():
             cache.mkdir(parents=True, exist_ok=True)
             _compile([compiler, *FLAGS[ending]], name, sources, path)
         return ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, RuntimeError, subprocess.SubprocessError):  # RuntimeError: there is no home
         return None
 
 
@@ -72,5 +72,9 @@ def _processor() -> str:
     except OSError:
         lines = []
     return "|".join(
-        [platform.machine(), platform.processor(), *[line for line in lines if line.startswith("flags")][:1]]
+        [
+            platform.machine(),
+            platform.processor(),
+            *[line for line in lines if line.startswith(("flags", "Features"))][:1],
+        ]
     )

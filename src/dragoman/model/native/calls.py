@@ -63,7 +63,7 @@ class _DecoderLayer(ctypes.Structure):
 class _Model(ctypes.Structure):
     _fields_ = [
         *(("kind", _int), ("activation", _int), ("scale", _float)),
-        *((name, _long) for name in ("d", "n_encoder", "n_decoder")),
+        *((name, _long) for name in ("d", "n_encoder", "n_decoder", "source_words", "target_words")),
         *((name, _pointer) for name in ("source_embedding", "target_embedding", "encoder", "decoder")),
         ("vocabulary", _Linear),
     ]
@@ -99,6 +99,8 @@ class DescribedModel:
             weights.target_embedding.size(1),
             len(weights.encoder),
             len(weights.decoder),
+            weights.source_embedding.size(0),
+            weights.target_embedding.size(0),
             weights.source_embedding.data_ptr(),
             weights.target_embedding.data_ptr(),
             ctypes.addressof(self._encoder),
@@ -109,12 +111,12 @@ class DescribedModel:
         self._encode.argtypes = [_pointer, _pointer, _pointer, _long, _pointer, _pointer]
         self._step: Any = library.step
         self._step.argtypes = [_pointer, _pointer, _long, *[_pointer] * 5]
-        self._encode.restype = self._step.restype = None
+        self._encode.restype = self._step.restype = _int
 
     def encode(self, tokens: Tensor, offsets: np.ndarray, memory: np.ndarray) -> None:
         """tokens [offsets[-1]] of sentences end to end, offsets [S + 1] int32; memory [L] addresses to write to."""
         positions = self._weights.positions(int(np.diff(offsets).max()))
-        self._encode(
+        answer = self._encode(
             ctypes.addressof(self._model),
             tokens.data_ptr(),
             positions.data_ptr(),
@@ -122,6 +124,7 @@ class DescribedModel:
             offsets.ctypes.data,
             memory.ctypes.data,
         )
+        _check(answer)
 
     def step(
         self, tokens: Tensor, state: PackedState, pages: np.ndarray, page_bits: int, barred: np.ndarray, best: Best
@@ -137,7 +140,7 @@ class DescribedModel:
     def _call(
         self, tokens: Tensor, state: PackedState, pages: np.ndarray, page_bits: int, barred: np.ndarray, *rest: int
     ) -> None:
-        positions = self._weights.positions(int(state.lengths.max()))
+        positions = self._weights.positions(int(state.lengths.max(initial=0)))
         tokens = tokens.contiguous()
         step = _Step(
             tokens.size(0),
@@ -154,7 +157,15 @@ class DescribedModel:
             barred.ctypes.data,
             barred.shape[1],
         )
-        self._step(ctypes.addressof(self._model), ctypes.addressof(step), *rest)
+        _check(self._step(ctypes.addressof(self._model), ctypes.addressof(step), *rest))
+
+
+def _check(answer: int) -> None:
+    """Raises what a call answered, as the model's own code would."""
+    if answer == 1:
+        raise MemoryError("there is no memory for this batch: use a smaller batch_tokens")
+    if answer == 2:
+        raise IndexError("a token is not in the model's vocabulary")
 
 
 def _linear(linear: PackedLinear) -> _Linear:

@@ -8,79 +8,13 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <vector>
 
+#include "numbers.h"
 #include "products.h"
 
 namespace {
-
-inline uint16_t to_bfloat16(float value) {  // round to nearest even
-    uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
-}
-
-// e^x for x <= 0 by range reduction and a polynomial, so that the compiler can vectorise it; relative error below 2e-7.
-inline float exp_negative(float x) {
-    x = std::max(x, -87.0f);
-    const float n = std::nearbyintf(x * 1.44269504f);
-    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
-    float power;
-    std::memcpy(&power, &bits, 4);
-    return p * power;
-}
-
-// The same for a vector of them.
-inline Floats exp_negative(Floats x) {
-    x = x > -87.0f ? x : Floats{} - 87.0f;
-    const Ints n = __builtin_convertvector(x * 1.44269504f - 0.5f, Ints);  // towards zero, which for x <= 0 is the nearest
-    const Floats whole = __builtin_convertvector(n, Floats);
-    const Floats r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-    Floats p = Floats{} + 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    return p * (Floats)((n + 127) << 23);
-}
-
-// The largest value, and the largest magnitude. One running maximum would have each wait for the one before it, and the
-// compiler may not make several of one, since that could change what becomes of a NaN.
-template <typename Of>
-inline float largest_of(const float* x, int64_t n, float least, Of of) {
-    constexpr int64_t LANES = 32;
-    float lanes[LANES];
-    std::fill(lanes, lanes + LANES, least);
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int64_t j = 0; j < LANES; ++j) {
-            const float value = of(x[i + j]);
-            lanes[j] = value > lanes[j] ? value : lanes[j];
-        }
-    float largest = least;
-    for (; i < n; ++i) largest = std::max(largest, of(x[i]));
-    for (int64_t width = LANES / 2; width > 0; width /= 2)
-        for (int64_t j = 0; j < width; ++j) lanes[j] = lanes[j + width] > lanes[j] ? lanes[j + width] : lanes[j];
-    return std::max(largest, lanes[0]);
-}
-
-inline float largest_value(const float* x, int64_t n) {
-    return largest_of(x, n, -INFINITY, [](float value) { return value; });
-}
-
-inline float largest_magnitude(const float* x, int64_t n) {
-    return largest_of(x, n, 0.0f, [](float value) { return std::fabs(value); });
-}
 
 // A row as the next product wants it, zeros up to the end of its last group: int8 is symmetric, with the row's largest
 // magnitude at 127, and stored 128 too large, since the processor multiplies unsigned by signed.
@@ -196,12 +130,27 @@ struct DecoderLayer {
 struct Model {
     int kind, activation;
     float scale;  // of embeddings
-    int64_t d, n_encoder, n_decoder;
+    int64_t d, n_encoder, n_decoder, source_words, target_words;
     const float *source_embedding, *target_embedding;
     const EncoderLayer* encoder;
     const DecoderLayer* decoder;
     Linear vocabulary;
 };
+
+// What a call answers: nothing may be thrown at C.
+enum Answer { DONE = 0, NO_MEMORY = 1, NO_SUCH_TOKEN = 2 };
+
+template <typename Work>
+int answer_of(Work work) {
+    try {
+        work();
+        return DONE;
+    } catch (const std::bad_alloc&) {
+        return NO_MEMORY;
+    } catch (Answer answer) {
+        return answer;
+    }
+}
 
 // What passes from function to function for a block of rows.
 struct Rows {
@@ -240,8 +189,10 @@ struct Rows {
     }
 
     // x = embedding * scale + position.
-    void embed(const float* embedding, const int64_t* tokens, float scale, const float* positions, const int32_t* places, int64_t d) {
+    void embed(const float* embedding, int64_t words, const int64_t* tokens, float scale, const float* positions,
+               const int32_t* places, int64_t d) {
         for (int64_t row = 0; row < n; ++row) {
+            if (tokens[row] < 0 || tokens[row] >= words) throw NO_SUCH_TOKEN;
             const float *from = embedding + tokens[row] * d, *position = positions + places[row] * d;
             float* to = x.data() + row * d;
             for (int64_t i = 0; i < d; ++i) to[i] = from[i] * scale + position[i];
@@ -353,15 +304,9 @@ inline void best_tokens(float* y, int64_t n, int64_t first, const int32_t* barre
     for (int64_t j = 0; j < WIDTH; ++j) sums += vector_sums[j];
 }
 
-}  // namespace
-
-extern "C" {
-
-int panel_columns() { return static_cast<int>(PANEL); }
-
 // Sentences laid end to end, sentence b being lines offsets[b] to offsets[b + 1] -> their keys and values for each of the
 // decoder's layers, memory[layer][lines, kept].
-void encode(const Model* model, const int64_t* tokens, const float* positions, int64_t sentences, const int32_t* offsets,
+void encode_sentences(const Model* model, const int64_t* tokens, const float* positions, int64_t sentences, const int32_t* offsets,
             float* const* memory) {
     const int64_t d = model->d, n = offsets[sentences];
     int64_t widest = d;
@@ -371,7 +316,7 @@ void encode(const Model* model, const int64_t* tokens, const float* positions, i
     std::vector<int32_t> places(n);
     for (int64_t b = 0; b < sentences; ++b)
         for (int64_t t = offsets[b]; t < offsets[b + 1]; ++t) places[t] = static_cast<int32_t>(t - offsets[b]);
-    rows.embed(model->source_embedding, tokens, model->scale, positions, places.data(), d);
+    rows.embed(model->source_embedding, model->source_words, tokens, model->scale, positions, places.data(), d);
     std::vector<float> y, scores;
     for (int64_t l = 0; l < model->n_encoder; ++l) {
         const EncoderLayer& layer = model->encoder[l];
@@ -419,7 +364,7 @@ struct Step {
 };
 
 // One position further: the `k` best tokens of each row, or where `logits` is given all of them, [n, V].
-void step(const Model* model, const Step* at, int64_t k, float* values, int32_t* tokens, float* largest, float* sums, float* logits) {
+void step_rows(const Model* model, const Step* at, int64_t k, float* values, int32_t* tokens, float* largest, float* sums, float* logits) {
     const int64_t d = model->d, vocabulary = model->vocabulary.n_out, low = (int64_t{1} << at->page_bits) - 1;
     int64_t widest = std::max(d, VOCABULARY_PANELS * PANEL);
     for (int64_t l = 0; l < model->n_decoder; ++l) {
@@ -435,7 +380,8 @@ void step(const Model* model, const Step* at, int64_t k, float* values, int32_t*
         const int32_t* lengths = at->lengths + first;
         places.assign(lengths, lengths + n);
         for (int32_t& place : places) --place;
-        rows.embed(model->target_embedding, at->tokens + first, model->scale, at->positions, places.data(), d);
+        rows.embed(model->target_embedding, model->target_words, at->tokens + first, model->scale, at->positions,
+                   places.data(), d);
         for (int64_t l = 0; l < model->n_decoder; ++l) {
             const DecoderLayer& layer = model->decoder[l];
             const Heads &heads = layer.heads, &cross = layer.cross_heads;
@@ -480,6 +426,21 @@ void step(const Model* model, const Step* at, int64_t k, float* values, int32_t*
             }
         }
     }
+}
+
+}  // namespace
+
+extern "C" {
+
+int panel_columns() { return static_cast<int>(PANEL); }
+
+int encode(const Model* model, const int64_t* tokens, const float* positions, int64_t sentences, const int32_t* offsets,
+           float* const* memory) {
+    return answer_of([&] { encode_sentences(model, tokens, positions, sentences, offsets, memory); });
+}
+
+int step(const Model* model, const Step* at, int64_t k, float* values, int32_t* tokens, float* largest, float* sums, float* logits) {
+    return answer_of([&] { step_rows(model, at, k, values, tokens, largest, sums, logits); });
 }
 
 }  // extern "C"

@@ -1,9 +1,11 @@
 // Matrix products of rows with weights that were laid out for them, from one row to thousands.
 //
-// Columns stand in panels of four vectors; a tile of the result, up to six rows by one panel, stays in registers while
-// the panel streams by once. A row's numbers are sums over the inputs from first to last, each in a register of its own:
+// Columns stand in panels of a few vectors; a tile of the result, a few rows by one panel (with AVX-512 six by four
+// vectors), stays in registers while the panel streams by once. A row's numbers are sums over the inputs from first to last, each in a register of its own:
 // they cannot depend on how many rows there are. On one core of a Zen 4 this comes to 115 GFLOP/s in float32, twice that
 // in bfloat16 and four times in int8, at four rows as at hundreds.
+
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -61,8 +63,9 @@ inline bool any(Ints which) {
 // bits. Scales, bias and zeros have an entry for every column of every panel.
 struct Linear {
     const void* weight;
-    const float *scales, *bias;  // of int8 weights; of all
-    const int32_t* zeros;        // what int8 inputs, which are stored 128 too large, add to each sum
+    const float* scales;   // of int8 weights alone
+    const float* bias;
+    const int32_t* zeros;  // of int8 weights alone: what inputs that are stored 128 too large add to each sum
     int64_t n_in, n_out;
 };
 
