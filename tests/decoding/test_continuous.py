@@ -87,6 +87,29 @@ def test_order_neighbours_and_threads_change_nothing(model: Transformer, jobs: l
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("options", [DecodingConfig(greedy=True), DecodingConfig(sample=True, n_best=8)])
+def test_no_thread_takes_more_than_its_share(
+    model: Transformer, jobs: list[Job], options: DecodingConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    take = continuous._Lane._take
+
+    def counted(lane: continuous._Lane, *arguments: object) -> list[int]:
+        entering = take(lane, *arguments)  # type: ignore[arg-type]
+        taken.append(len(entering))
+        return entering
+
+    monkeypatch.setattr(continuous._Lane, "_take", counted)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        decode(prepared(model, "float32"), jobs[:30], options, RULES)
+    finally:
+        torch.set_num_threads(threads)
+    assert sum(taken) == 30
+    assert max(taken) <= 10
+
+
 def test_a_source_longer_than_the_budget_is_searched_alone(model: Transformer, jobs: list[Job]) -> None:
     options = DecodingConfig(beam_size=2, batch_tokens=10)
     found = decode(prepared(model, "float32"), jobs, options, RULES)
