@@ -26,23 +26,28 @@ inline float minus_product(float a, float n, float b) {
 #endif
 }
 
+// e^r for |r| <= ln 2 / 2, of a number or a vector of them.
+template <typename T>
+inline T exp_near_zero(T r) {
+    T p = T{} + 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    return p * r * r + r + 1.0f;
+}
+
 // e^x for x <= 0 by range reduction and a polynomial, so that the compiler can vectorise it. Relative error below 3e-7
 // where the processor fuses multiplication and addition, else below 5e-6: there ln 2 in two parts is added up again.
 inline float exp_negative(float x) {
     x = std::max(x, -87.0f);
     const float n = std::nearbyintf(x * 1.44269504f);
     const float r = minus_product(minus_product(x, n, 0.693359375f), n, -2.12194440e-4f);
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
     const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
     float power;
     std::memcpy(&power, &bits, 4);
-    return p * power;
+    return exp_near_zero(r) * power;
 }
 
 // The same for a vector of them.
@@ -51,14 +56,7 @@ inline Floats exp_negative(Floats x) {
     const Ints n = __builtin_convertvector(x * 1.44269504f - 0.5f, Ints);  // towards zero, which for x <= 0 is the nearest
     const Floats whole = __builtin_convertvector(n, Floats);
     const Floats r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-    Floats p = Floats{} + 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    return p * (Floats)((n + 127) << 23);
+    return exp_near_zero(r) * (Floats)((n + 127) << 23);
 }
 
 // The largest value, and the largest magnitude. One running maximum would have each wait for the one before it, and the
