@@ -54,7 +54,7 @@ class ContinuousDecoder:
         return state.session.step(tokens, state)
 
     def run(
-        self, jobs: Sequence[Job], make_search: MakeSearch, rows_per_job: int, batch_tokens: int, paths_per_job: int = 1
+        self, jobs: Sequence[Job], make_search: MakeSearch, rows_per_job: int, batch_tokens: int, paths_per_job: int
     ) -> Results:
         """Searches all jobs; gives the hypotheses by the search's own keys, of which each job has `paths_per_job`."""
         queue = deque(sorted(range(len(jobs)), key=lambda i: -len(jobs[i].src)))
@@ -70,7 +70,7 @@ class ContinuousDecoder:
             results: Results = {}
             try:
                 done, _ = wait(found, return_when=FIRST_EXCEPTION)
-                for each in (*done, *found):
+                for each in done:  # all of them, or one that failed
                     results.update(each.result())
             except BaseException:
                 queue.clear()  # the other threads end with what they have

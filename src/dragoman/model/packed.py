@@ -106,7 +106,7 @@ class PackedModel:
     def __init__(self, weights: PackedWeights) -> None:
         self.weights = weights
         self.pad_id = weights.pad_id
-        self._model = DescribedModel(weights, weights.library)
+        self._model = DescribedModel(weights, weights.kernels)
         self._kept = [layer.heads.kept for layer in weights.decoder]  # [L] E
         self._page_at = np.zeros((len(weights.decoder), 64), dtype=np.int64)  # [L, pages] addresses
         self._free_pages: list[tuple[int, Tensor]] = []  # the last is used first: it may still be in the cache

@@ -102,10 +102,10 @@ class PackedWeights:
     """All weights of a model in one precision; shared by every thread that decodes with it."""
 
     def __init__(self, model: Any, precision: Precision) -> None:
-        library = native.loaded("decoding.cpp")
-        if library is None:
+        kernels = native.loaded("decoding.cpp")
+        if kernels is None:
             raise RuntimeError("the kernels are not there; ask can_pack first")
-        self.library = library
+        self.kernels = kernels
         self.precision: Precision = precision
         self.pad_id: int = model.pad_id
         config = model.config
@@ -134,7 +134,7 @@ class PackedWeights:
         return table
 
     def _linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        return PackedLinear(weight, bias, self.precision, panel_columns(self.library))
+        return PackedLinear(weight, bias, self.precision, panel_columns(self.kernels))
 
     def _stacked(self, *linears: nn.Linear) -> PackedLinear:
         """Several maps of one input as one product."""

@@ -1,9 +1,9 @@
 // Matrix products of rows with weights that were laid out for them, from one row to thousands.
 //
 // Columns stand in panels of a few vectors; a tile of the result, a few rows by one panel (with AVX-512 six by four
-// vectors), stays in registers while the panel streams by once. A row's numbers are sums over the inputs from first to last, each in a register of its own:
-// they cannot depend on how many rows there are. On one core of a Zen 4 this comes to 115 GFLOP/s in float32, twice that
-// in bfloat16 and four times in int8, at four rows as at hundreds.
+// vectors), stays in registers while the panel streams by once. A row's numbers are sums over the inputs from first to
+// last, each in a register of its own: they cannot depend on how many rows there are. On one core of a Zen 4 this comes
+// to 115 GFLOP/s in float32, twice that in bfloat16 and four times in int8, at four rows as at hundreds.
 
 #pragma once
 
