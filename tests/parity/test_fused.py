@@ -57,7 +57,7 @@ def loss_and_gradients(
     targets = tgt_out.flatten()[index]
     targets[real:] = PAD
     loss, _ = projected_loss(
-        x, model.generator.weight, None, targets, 0.1, PAD, low=joined.embedding, kernels=kernels, chunk=7
+        x, model.generator.weight, None, targets, 0.1, PAD, projection=joined.vocabulary, kernels=kernels, chunk=7
     )
     return loss, list(torch.autograd.grad(loss, list(model.parameters())))
 

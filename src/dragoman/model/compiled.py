@@ -42,7 +42,6 @@ class CompiledKernels(Kernels):
             "residual_norm_backward": [n, n, p, p, p, i, f, p, p, p, p, p, p, p],
             "embed_forward": [n, n, p, p, p, p, f, p, i, f, p],
             "embed_backward": [n, n, p, f, p, i, f, p, p],
-            "relu_backward": [n, n, p, p, p],
             "attention_forward": [*heads, p, n, p],
             "attention_backward": [*heads, p, p, n, p, n, p, n, p, n],
             "smoothed_loss": [n, n, p, p, n, f, f, n, p],
@@ -129,11 +128,6 @@ class CompiledKernels(Kernels):
             dropout.scale, _pointer(grad), _pointer(out),
         )  # fmt: skip
         return out
-
-    def relu_backward(self, h: Tensor, dh: Tensor) -> Tensor:
-        dbias = torch.zeros(h.size(1))
-        self._call("relu_backward", h.dtype, *h.shape, _pointer(h), _pointer(dh), _pointer(dbias))
-        return dbias
 
     @staticmethod
     def _shape(q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> tuple[Any, ...]:

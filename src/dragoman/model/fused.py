@@ -26,8 +26,9 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from dragoman.model.compiled import best_kernels
+from dragoman.model.compiled import CompiledKernels, best_kernels
 from dragoman.model.kernels import AttentionShape, Bits, Dropout, Kernels, Rows, pack
+from dragoman.model.projections import Projection, best_projection
 from dragoman.model.transformer import (
     DecoderLayer,
     EncoderLayer,
@@ -71,40 +72,6 @@ def use_sdpa(model: nn.Module) -> nn.Module:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class Projection:
-    """One or more `nn.Linear` of the same input as one, in the precision of the products."""
-
-    def __init__(self, linears: Sequence[nn.Linear], dtype: torch.dtype) -> None:
-        self.parameters = [linear.weight for linear in linears] + [linear.bias for linear in linears]
-        self.n = len(linears)
-        self.sizes = [linear.out_features for linear in linears]
-        self._shared = len(linears) == 1 and linears[0].weight.dtype == dtype
-        self.weight = torch.empty(sum(self.sizes), linears[0].in_features, dtype=dtype)  # [M, D]
-        self.bias = torch.empty(sum(self.sizes), dtype=dtype)  # [M]
-        self.refresh()
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Take over the parameters as they are now."""
-        if self._shared:
-            self.weight, self.bias = (parameter.detach() for parameter in self.parameters)
-            return
-        for to, parameter in zip(self.weight.split_with_sizes(self.sizes), self.parameters[: self.n], strict=True):
-            to.copy_(parameter)
-        for to, parameter in zip(self.bias.split_with_sizes(self.sizes), self.parameters[self.n :], strict=True):
-            to.copy_(parameter)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [n, D] -> [n, M], differentiable in x and the parameters."""
-        return _apply(_Linear, x, self, *self.parameters)
-
-    def gradients(self, grad: Tensor, x: Tensor, bias: Tensor | None = None) -> list[Tensor]:
-        """grad [n, M], x [n, D] -> the gradients of all weights, then of all biases, in float32."""
-        weight = (grad.t() @ x).float()
-        bias = grad.sum(0, dtype=torch.float32) if bias is None else bias
-        return [*weight.split_with_sizes(self.sizes), *bias.split_with_sizes(self.sizes)]
-
-
 def encoder_layers(model: Transformer) -> list[EncoderLayer]:
     """The layers of the encoder, as what they are."""
     return cast(list[EncoderLayer], list(model.encoder.layers))
@@ -137,7 +104,13 @@ class Joined:
     the kernels do not fit its widths.
     """
 
-    def __init__(self, model: Transformer, dtype: torch.dtype = torch.float32, kernels: Kernels | None = None) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        dtype: torch.dtype = torch.float32,
+        kernels: Kernels | None = None,
+        projection: type[Projection] | None = None,
+    ) -> None:
         if not isinstance(model, Transformer):
             raise ValueError(f"the fused passes know the 2017 Transformer, not {type(model).__name__}")
         self.dtype = dtype
@@ -147,8 +120,11 @@ class Joined:
         if not self.kernels.fits(*widths):
             raise ValueError(f"the {self.kernels.name} kernels do not fit the widths {widths}")
 
+        if projection is None:
+            projection = best_projection(dtype) if self.kernels.name == CompiledKernels.name else Projection
+
         def join(*linears: nn.Linear) -> Projection:
-            return Projection(linears, dtype)
+            return projection([linear.weight for linear in linears], [linear.bias for linear in linears], dtype)
 
         def layer(module: EncoderLayer | DecoderLayer, *across: Projection) -> _Layer:
             own = cast(MultiHeadAttention, module.self_attention)
@@ -161,20 +137,16 @@ class Joined:
             for module in decoder_layers(model)
             for cross in [module.cross_attention]
         ]
-        self._embedding = model.embedding.weight
-        self.embedding = self._embedding.detach()
-        """[V, D] in the precision of the products: the pre-softmax matrix (§3.4)."""
-        self.refresh()
+        self.vocabulary = projection([model.generator.weight], [model.generator.bias], dtype)
+        """The pre-softmax linear transformation (§3.4)."""
+        layers = (*self.encoder, *self.decoder)
+        self._all = [p for layer in layers for p in (layer.qkv, layer.o, layer.inner, layer.outer, *layer.across)]
+        self._all.append(self.vocabulary)
 
-    @torch.no_grad()
     def refresh(self, part: int = 0, of: int = 1) -> None:
         """Take over the parameters as they are now; or a share of them, so that threads may divide the work."""
-        layers = (*self.encoder, *self.decoder)
-        projections = [p for layer in layers for p in (layer.qkv, layer.o, layer.inner, layer.outer, *layer.across)]
-        for projection in projections[part::of]:
-            projection.refresh()
-        if part == of - 1:
-            self.embedding = self._embedding.detach().to(self.dtype)
+        for each in self._all[part::of]:
+            each.refresh()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -192,37 +164,35 @@ class _Linear(Function):
     def forward(ctx: Any, x: Tensor, projection: Projection, *parameters: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         ctx.projection = projection
-        return F.linear(x, projection.weight, projection.bias)
+        return projection.forward(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        dx = grad @ ctx.projection.weight if ctx.needs_input_grad[0] else None
-        return dx, None, *ctx.projection.gradients(grad, x)
+        (x,), projection = ctx.saved_tensors, ctx.projection
+        dx = projection.backward(grad) if ctx.needs_input_grad[0] else None
+        return dx, None, *projection.split(projection.gradients(grad, x))
 
 
 class _FeedForward(Function):
     """Equation (2). Only the inner layer after ReLU is kept: its zeros are the mask."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, inner: Projection, outer: Projection, kernels: Kernels, *parameters: Tensor
-    ) -> Tensor:
-        h = F.linear(x, inner.weight, inner.bias).relu_()  # [n, F]
-        ctx.save_for_backward(x, h)
-        ctx.inner, ctx.outer, ctx.kernels = inner, outer, kernels
-        return F.linear(h, outer.weight, outer.bias)
+    def forward(ctx: Any, x: Tensor, inner: Projection, outer: Projection, *parameters: Tensor) -> Tensor:
+        hidden = inner.forward(x, relu=True)  # [n, F]
+        ctx.save_for_backward(x, hidden)
+        ctx.inner, ctx.outer = inner, outer
+        return outer.forward(hidden)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, h = ctx.saved_tensors
-        dh = grad @ ctx.outer.weight  # [n, F]
-        outer = ctx.outer.gradients(grad, h)
-        dbias = ctx.kernels.relu_backward(h, dh)
-        dx = dh @ ctx.inner.weight
-        return dx, None, None, None, *ctx.inner.gradients(dh, x, dbias), *outer
+        x, hidden = ctx.saved_tensors
+        inner, outer = ctx.inner, ctx.outer
+        d_hidden = outer.backward(grad, hidden)  # [n, F]
+        of_outer = outer.split(outer.gradients(grad, hidden))
+        of_inner = inner.split(inner.gradients(d_hidden, x))
+        return inner.backward(d_hidden), None, None, *of_inner, *of_outer
 
 
 class _ResidualNorm(Function):
@@ -368,12 +338,15 @@ def features(
     """
     kernels, p = joined.kernels, model.config.dropout
     dropout = Dropout(p)
-    multiple = 1 if joined.dtype == torch.float32 else 32
-    src_index, sources = pack(src_mask, multiple)
-    tgt_index, targets = pack(tgt_mask, multiple)
+    src_index, sources = pack(src_mask, joined.vocabulary.multiple)
+    tgt_index, targets = pack(tgt_mask, joined.vocabulary.multiple)
 
     def draw(rows: int) -> Tensor | None:
-        return None if bits is None or p == 0.0 else bits.draw(rows, model.config.d_model)
+        if bits is None or p == 0.0:
+            return None
+        return bits.draw(-(-rows // 32) * 32, model.config.d_model)[
+            :rows
+        ]  # the same masks for whatever `multiple` adds
 
     def embed(tokens: Tensor, rows: Rows) -> Tensor:
         table = model.position.table
@@ -385,16 +358,19 @@ def features(
         heads = first_heads(model)
         return AttentionShape(heads.n_heads, heads.d_k, heads.d_v, queries, keys, causal)
 
+    def linear(projection: Projection, x: Tensor) -> Tensor:
+        return _apply(_Linear, x, projection, *projection.parameters)
+
     def look(x: Tensor, layer: _Layer, who: AttentionShape) -> Tensor:
-        return layer.o(_apply(_SelfAttention, layer.qkv(x), who, kernels))
+        return linear(layer.o, _apply(_SelfAttention, linear(layer.qkv, x), who, kernels))
 
     def look_across(x: Tensor, memory: Tensor, layer: _Layer, who: AttentionShape) -> Tensor:
         q, kv, o = layer.across
-        return o(_apply(_CrossAttention, q(x), kv(memory), who, kernels))
+        return linear(o, _apply(_CrossAttention, linear(q, x), linear(kv, memory), who, kernels))
 
     def feed_forward(x: Tensor, layer: _Layer) -> Tensor:
         parameters = (*layer.inner.parameters, *layer.outer.parameters)
-        return _apply(_FeedForward, x, layer.inner, layer.outer, kernels, *parameters)
+        return _apply(_FeedForward, x, layer.inner, layer.outer, *parameters)
 
     def add(x: Tensor, y: Tensor, residual: nn.Module | Tensor) -> Tensor:
         norm = cast(PostNorm, residual).norm

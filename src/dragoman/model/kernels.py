@@ -55,8 +55,8 @@ class Rows:
 def pack(mask: Tensor, multiple: int = 1) -> tuple[Tensor, Rows]:
     """mask [B, S], True = a real token -> index [n] into the flattened batch, and the layout.
 
-    With `multiple` the number of rows is rounded up (oneDNN prepares a kernel for each new size of a matrix product, so
-    few sizes are better than many); the rows that this adds point at token 0 and are to be ignored.
+    With `multiple` the number of rows is rounded up, for products that want few different sizes; the rows that this
+    adds point at token 0 and are to be ignored.
     """
     index = mask.flatten().nonzero()[:, 0]  # [real]
     real = index.numel()
@@ -171,11 +171,6 @@ class Kernels:
         """grad [n, D] -> the gradient of the table [rows, D], float32: a frequent token sums many small terms."""
         out = torch.zeros(rows, grad.size(1))
         return out.index_add_(0, tokens, dropout(grad.float() * factor, bits))
-
-    def relu_backward(self, h: Tensor, dh: Tensor) -> Tensor:
-        """In place on dh [n, F]: zero where h is. Returns its column sums [F] in float32."""
-        dh.mul_(h > 0)
-        return dh.sum(0, dtype=torch.float32)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, out: Tensor) -> Tensor:
         """q [n, H * K], k [m, H * K], v [m, H * V] -> out [n, H * V], filled; returns log sum exp [n, H] (§3.2.1)."""

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dragoman.model.fused import Joined, features
 from dragoman.model.kernels import Bits, Kernels
+from dragoman.model.projections import Projection
 from dragoman.model.transformer import Transformer
 from dragoman.training.loss import Convention, projected_loss
 
@@ -62,7 +63,8 @@ class Lanes:
         if precision not in DTYPES:
             raise ValueError(f"precision must be float32 or bfloat16, not {precision!r}")
         self._threads = max(torch.get_num_threads() // self.n, 1)
-        self._joined = Joined(model, DTYPES[precision], kernels)
+        # Our own products are for lanes of one thread each; PyTorch's share theirs among several.
+        self._joined = Joined(model, DTYPES[precision], kernels, Projection if self._threads > 1 else None)
         self.kernels = self._joined.kernels
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._pool = ThreadPoolExecutor(self.n, thread_name_prefix="lane")
@@ -146,7 +148,7 @@ class Lanes:
                 label_smoothing,
                 model.pad_id,
                 convention,
-                low=joined.embedding,
+                projection=joined.vocabulary,
                 kernels=joined.kernels,
             )
             gradients = list(torch.autograd.grad(loss, self._parameters, loss.new_tensor(1.0 / n_tokens)))

@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from dragoman.model.compiled import best_kernels
 from dragoman.model.kernels import Kernels
+from dragoman.model.projections import Projection
 
 Convention = Literal["paper", "uniform", "skip_pad"]
 
@@ -82,7 +83,7 @@ def projected_loss(
     pad_id: int,
     convention: Convention = "paper",
     *,
-    low: Tensor | None = None,
+    projection: Projection | None = None,
     chunk: int | None = None,
     kernels: Kernels | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -90,17 +91,18 @@ def projected_loss(
 
     As `smoothed_cross_entropy(features @ weight.T + bias, ...)`, but logits exist for `chunk` positions at a time (by
     default about 16 MB of them) and are overwritten by their gradient, so that none are kept for the way back. Padding
-    in `tgt` weighs nothing, yet costs its logits: leave it out. `low` is the weight in the features' precision, if
-    the caller has it; the gradient of `weight` is summed in float32. The second sum has no gradient.
+    in `tgt` weighs nothing, yet costs its logits: leave it out. `projection` is that of weight and bias, if the caller
+    has it; the gradient of `weight` is summed in float32. The second sum has no gradient.
     """
     q = smoothing(weight.size(0), label_smoothing, pad_id, convention)
     if chunk is None:
         chunk = max(16_000_000 // (weight.size(0) * features.element_size()), 64)
     if kernels is None:
         kernels = best_kernels() if features.device.type == "cpu" and features.dtype in _NATIVE else Kernels()
-    low = weight.detach().to(features.dtype) if low is None else low
+    if projection is None:
+        projection = Projection([weight], [bias], features.dtype)
     apply: Any = _ProjectedLoss.apply
-    loss, nll_sum = apply(features, weight, bias, low, tgt, q, pad_id, chunk, kernels)
+    loss, nll_sum = apply(features, weight, bias, projection, tgt, q, pad_id, chunk, kernels)
     return loss, nll_sum
 
 
@@ -116,7 +118,7 @@ class _ProjectedLoss(Function):
         features: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        low: Tensor,
+        projection: Projection,
         tgt: Tensor,
         q: Smoothing,
         pad_id: int,
@@ -124,35 +126,29 @@ class _ProjectedLoss(Function):
         kernels: Kernels,
     ) -> tuple[Tensor, Tensor]:
         wanted = any(ctx.needs_input_grad[:3])
-        low_bias = None if bias is None else bias.to(features.dtype)
+        exact = torch.promote_types(features.dtype, torch.float32)
         d_features = torch.empty_like(features) if wanted else None
-        d_weight = torch.zeros_like(weight) if wanted else None  # [V, D]
-        d_bias = torch.zeros_like(bias) if wanted and bias is not None else None
+        shapes = weight.shape, weight.shape[:1]  # [V, D], [V]
+        sums = [weight.new_zeros(shape if wanted else (0,), dtype=exact) for shape in shapes]
         loss = nll_sum = 0.0
         for start in range(0, features.size(0), chunk):
             x, target = features[start : start + chunk], tgt[start : start + chunk]  # [C, D], [C]
-            logits = torch.nn.functional.linear(x, low, low_bias)  # [C, V]
+            logits = projection.forward(x)  # [C, V]
             one, plain = kernels.smoothed_loss(logits, target, pad_id, *q)
             loss, nll_sum = loss + one, nll_sum + plain
-            if d_features is None or d_weight is None:
-                continue
-            torch.mm(logits, low, out=d_features[start : start + chunk])
-            if weight.dtype == logits.dtype:
-                d_weight.addmm_(logits.t(), x)
-            else:
-                d_weight += logits.t() @ x
-            if d_bias is not None:
-                d_bias += logits.sum(0, dtype=d_bias.dtype)
-        if d_features is not None and d_weight is not None:
-            ctx.save_for_backward(d_features, d_weight, *(() if d_bias is None else (d_bias,)))
-        precision = torch.promote_types(features.dtype, torch.float32)
-        result = features.new_tensor(loss, dtype=precision), features.new_tensor(nll_sum, dtype=precision)
+            if d_features is not None:
+                d_features[start : start + chunk] = projection.backward(logits)
+                projection.gradients(logits, x, into=(sums[0], sums[1]))
+        if d_features is not None:
+            ctx.save_for_backward(d_features, *(each.to(weight.dtype) for each in sums))
+            ctx.biased = bias is not None
+        result = features.new_tensor(loss, dtype=exact), features.new_tensor(nll_sum, dtype=exact)
         ctx.mark_non_differentiable(result[1])
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
-        d_features, d_weight, *d_bias = ctx.saved_tensors
-        scaled = [d_features * grad, d_weight * grad, d_bias[0] * grad if d_bias else None]
+        d_features, d_weight, d_bias = ctx.saved_tensors
+        scaled = [d_features * grad, d_weight * grad, d_bias * grad if ctx.biased else None]
         return *scaled, None, None, None, None, None, None

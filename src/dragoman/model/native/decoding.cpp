@@ -174,7 +174,7 @@ struct Rows {
     }
 
     void multiply(const Linear& linear) {
-        product(kind, linear, input, scales.data(), n, 0, panels_of(linear), made.data(), linear.n_out);
+        product(kind, linear, input, scales.data(), n, 0, panels_of(linear.n_out), made.data(), linear.n_out);
     }
 
     void give(const float* row_values, int64_t row, int64_t width) {
@@ -338,7 +338,7 @@ void encode_sentences(const Model* model, const int64_t* tokens, const float* po
     }
     for (int64_t l = 0; l < model->n_decoder; ++l) {
         const Linear& kept = model->decoder[l].memory;
-        product(model->kind, kept, rows.input, rows.scales.data(), n, 0, panels_of(kept), memory[l], kept.n_out);
+        product(model->kind, kept, rows.input, rows.scales.data(), n, 0, panels_of(kept.n_out), memory[l], kept.n_out);
     }
 }
 
@@ -410,7 +410,7 @@ void step_rows(const Model* model, const Step* at, int64_t k, float* values, int
             rows.residual_norm(layer.cross_norm, d);
             rows.feed_forward(layer, model->activation, d);
         }
-        const int64_t panels = panels_of(model->vocabulary);
+        const int64_t panels = panels_of(model->vocabulary.n_out);
         if (logits) {
             product(model->kind, model->vocabulary, rows.input, rows.scales.data(), n, 0, panels, logits + first * vocabulary, vocabulary);
             continue;

@@ -34,6 +34,7 @@ constexpr int64_t BLOCK = 16 * TILE;  // rows that go through all panels togethe
 
 typedef float Floats __attribute__((vector_size(WIDTH * 4)));
 typedef int32_t Ints __attribute__((vector_size(WIDTH * 4)));
+typedef int32_t Unaligned __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
 
 // Whether any entry of a comparison holds.
 inline bool any(Ints which) {
@@ -132,71 +133,83 @@ inline Floats finished(Ints sums, const Linear& linear, int64_t column, const fl
     return __builtin_convertvector(sums - zeros, Floats) * (*row_scale * scales) + bias;
 }
 
-// ROWS rows of x, `groups` groups each, by one panel.
-template <typename Of, int64_t ROWS>
-void tile(const int32_t* x, int64_t groups, const Linear& linear, int64_t panel, const float* row_scales, float* out,
-          int64_t out_stride) {
+// ROWS rows of x, `groups` groups each, by one panel; finish(row, sums) gets the panel's sums of each row.
+template <typename Of, int64_t ROWS, typename Finish>
+inline __attribute__((always_inline)) void tile(const int32_t* x, int64_t stride, int64_t groups, const int32_t* weight, int64_t row,
+                                                const Finish& finish) {
     typename Of::Sums sums[ROWS][VECTORS];
     for (int64_t r = 0; r < ROWS; ++r)
         for (int64_t v = 0; v < VECTORS; ++v) sums[r][v] = typename Of::Sums{};
-    const int32_t* weight = static_cast<const int32_t*>(linear.weight) + panel * groups * PANEL;
     for (int64_t i = 0; i < groups; ++i) {
         Ints w[VECTORS];
         for (int64_t v = 0; v < VECTORS; ++v) {
-            std::memcpy(&w[v], weight + (i * VECTORS + v) * WIDTH, sizeof(Ints));
-            IN_REGISTER(w[v]);
+            Ints read = *reinterpret_cast<const Unaligned*>(weight + (i * VECTORS + v) * WIDTH);
+            IN_REGISTER(read);
+            w[v] = read;
         }
 #pragma GCC unroll 8
         for (int64_t r = 0; r < ROWS; ++r) {
-            const int32_t value = x[r * groups + i];
+            const int32_t value = x[r * stride + i];
 #pragma GCC unroll 8
             for (int64_t v = 0; v < VECTORS; ++v) Of::add(sums[r][v], value, w[v]);
         }
     }
-    const int64_t first = panel * PANEL, columns = std::min(PANEL, linear.n_out - first);
+#pragma GCC unroll 8
     for (int64_t r = 0; r < ROWS; ++r) {
-        float row[PANEL];
-        for (int64_t v = 0; v < VECTORS; ++v) {
-            const Floats values = finished(sums[r][v], linear, first + v * WIDTH, row_scales + r);
-            std::memcpy(row + v * WIDTH, &values, sizeof values);
-        }
-        std::memcpy(out + r * out_stride, row, columns * sizeof(float));
+        typename Of::Sums made[VECTORS];  // a copy: sums that somebody may point to do not stay in registers
+        for (int64_t v = 0; v < VECTORS; ++v) made[v] = sums[r][v];
+        finish(row + r, made);
     }
 }
 
 // The last rows, fewer than a tile has.
-template <typename Of, int64_t ROWS>
-void rest(int64_t rows, const int32_t* x, int64_t groups, const Linear& linear, int64_t panel, const float* row_scales,
-          float* out, int64_t out_stride) {
+template <typename Of, int64_t ROWS, typename Finish>
+void rest(int64_t rows, const int32_t* x, int64_t stride, int64_t groups, const int32_t* weight, int64_t row, const Finish& finish) {
     if (rows == ROWS)
-        tile<Of, ROWS>(x, groups, linear, panel, row_scales, out, out_stride);
+        tile<Of, ROWS>(x, stride, groups, weight, row, finish);
     else if constexpr (ROWS > 1)
-        rest<Of, ROWS - 1>(rows, x, groups, linear, panel, row_scales, out, out_stride);
+        rest<Of, ROWS - 1>(rows, x, stride, groups, weight, row, finish);
 }
 
-template <typename Of>
-void product_of(const Linear& linear, const int32_t* x, int64_t groups, const float* row_scales, int64_t rows,
-                int64_t first_panel, int64_t last_panel, float* out, int64_t out_stride) {
+// Rows of x, each `stride` groups behind the other, by some panels of weights [panels, groups, PANEL]: every sum goes to
+// finish(row, panel, sums), VECTORS vectors of them.
+template <typename Of, typename Finish>
+void product_of(const int32_t* x, int64_t stride, int64_t groups, const int32_t* weights, int64_t rows, int64_t first_panel,
+                int64_t last_panel, const Finish& finish) {
     for (int64_t begin = 0; begin < rows; begin += BLOCK)
         for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-            float* to = out + (panel - first_panel) * PANEL;
+            const int32_t* weight = weights + panel * groups * PANEL;
+            const auto finish_row = [&](int64_t row, const typename Of::Sums* sums) { finish(row, panel, sums); };
             const int64_t end = std::min(rows, begin + BLOCK);
             int64_t row = begin;
-            for (; row + TILE <= end; row += TILE)
-                tile<Of, TILE>(x + row * groups, groups, linear, panel, row_scales + row, to + row * out_stride, out_stride);
-            rest<Of, TILE - 1>(end - row, x + row * groups, groups, linear, panel, row_scales + row, to + row * out_stride,
-                               out_stride);
+            for (; row + TILE <= end; row += TILE) tile<Of, TILE>(x + row * stride, stride, groups, weight, row, finish_row);
+            rest<Of, TILE - 1>(end - row, x + row * stride, stride, groups, weight, row, finish_row);
         }
 }
 
-inline int64_t panels_of(const Linear& linear) { return (linear.n_out + PANEL - 1) / PANEL; }
+inline int64_t panels_of(int64_t columns) { return (columns + PANEL - 1) / PANEL; }
+
+template <typename Of>
+void linear_of(const Linear& linear, const int32_t* x, int64_t groups, const float* row_scales, int64_t rows, int64_t first_panel,
+               int64_t last_panel, float* out, int64_t out_stride) {
+    const auto finish = [&](int64_t row, int64_t panel, const typename Of::Sums* sums) {
+        const int64_t first = panel * PANEL, columns = std::min(PANEL, linear.n_out - first);
+        float values[PANEL];
+        for (int64_t v = 0; v < VECTORS; ++v) {
+            const Floats made = finished(sums[v], linear, first + v * WIDTH, row_scales + row);
+            std::memcpy(values + v * WIDTH, &made, sizeof made);
+        }
+        std::memcpy(out + row * out_stride + (panel - first_panel) * PANEL, values, columns * sizeof(float));
+    };
+    product_of<Of>(x, groups, groups, static_cast<const int32_t*>(linear.weight), rows, first_panel, last_panel, finish);
+}
 
 // out[rows, columns] = x W^T + b in float32, for the columns of some panels; x as `store` in decoding.cpp leaves it.
 inline void product(int kind, const Linear& linear, const void* x, const float* row_scales, int64_t rows, int64_t first_panel,
                     int64_t last_panel, float* out, int64_t out_stride) {
     const int32_t* from = static_cast<const int32_t*>(x);
     const int64_t groups = stored(kind, linear.n_in) / inputs_of_group(kind);
-    const auto of = kind == FLOAT32 ? product_of<OfFloat32> : kind == BFLOAT16 ? product_of<OfBfloat16> : product_of<OfInt8>;
+    const auto of = kind == FLOAT32 ? linear_of<OfFloat32> : kind == BFLOAT16 ? linear_of<OfBfloat16> : linear_of<OfInt8>;
     of(linear, from, groups, row_scales, rows, first_panel, last_panel, out, out_stride);
 }
 
