@@ -10,8 +10,8 @@ power of 0.6 there and by the paper's penalty with alpha 0.6 here, and end as ea
 `--size base` makes a base-sized model with random weights and forces all outputs to 15 tokens.
 
 Two more tables, greedy and in float32: `--cost length` is one sentence of 20 tokens on one thread with outputs forced
-to 64 ... 2,048 tokens by a model with random weights and positions enough; `--cost batch` is the same lines given so
-many at a time.
+to 64 ... 2,048 tokens by a model with random weights and positions enough, and the memory that 16 of them take;
+`--cost batch` is the same lines given so many at a time.
 
 The floor, for d = d_model, f = d_ff, V words, N layers: a source token costs N (4 d^2 + 2 d f) multiplications in the
 encoder and 2 N d^2 for its keys and values in the decoder; a target token N (6 d^2 + 2 d f) + V d. For the small model
@@ -356,31 +356,36 @@ def cost_of_length(work: Path, arguments: argparse.Namespace) -> None:
     tokenizer = translator.tokenizer
     source = [[*(tokenizer.encode("a man in a blue shirt is standing on a ladder cleaning a window") * 2)[:19]]]
     source[0].append(tokenizer.eos_id)
-    print("| target tokens | dragoman, us a token | CTranslate2, us a token | dragoman, MiB above the start |")
+    lengths = (64, 128, 256, 512, 1024, 2048)
+    start = memory_peak()
+    peaks = {}
+    for length in lengths:  # before CTranslate2 takes any
+        our_engine(translator.model, tokenizer, "float32", length, arguments.threads).translate(source * 16, 1)
+        peaks[length] = memory_peak() - start
+    print("| target tokens | dragoman, us a token | CTranslate2, us a token | dragoman, peak MiB of 16 sentences |")
     print("|---:|---:|---:|---:|")
-    for length in (64, 128, 256, 512, 1024, 2048):
+    for length in lengths:
         engines: list[Any] = [our_engine(translator.model, tokenizer, "float32", length, 1)]
         engines.append(ctranslate2_engine(work / "ours", work, "float32", length, tokenizer, 1))
         engines[1].tune(source, 1, "single")
         times: list[list[float]] = [[], []]
-        before = resident()
         for _ in range(arguments.turns + 1):
             for engine, taken in zip(engines, times, strict=True):
                 begun = time.perf_counter()
                 engine.one_at_a_time(source, 1)
                 taken.append((time.perf_counter() - begun) / length * 1e6)
-                if engine is engines[0]:
-                    memory = resident() - before
         ours, theirs = (statistics.median(taken[1:]) for taken in times)
-        print(f"| {length:,} | {ours:.0f} | {theirs:.0f} | {memory / 2**20:.1f} |")
+        print(f"| {length:,} | {ours:.0f} | {theirs:.0f} | {peaks[length]:.0f} |")
 
 
-def resident() -> int:
-    """Bytes of this process in memory; 0 where the system does not say."""
+def memory_peak() -> float:
+    """MiB that this process had in memory at most since the last call; 0 where the system does not say."""
     try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the next peak starts from what there is now
     except OSError:
-        return 0
+        return 0.0
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def cost_of_batch(work: Path, arguments: argparse.Namespace) -> None:

@@ -1,12 +1,19 @@
-"""Ten kills at random instants; tests/system/kill.py does two hundred."""
+"""Ten kills at random instants (tests/system/kill.py does two hundred), and a rank killed under a launcher."""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import kill
 
 
 @pytest.mark.slow
@@ -21,3 +28,42 @@ def test_ten_kills_change_no_loss(root: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "10 kills" in done.stdout
     assert "0 records differ" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks by /proc")
+def test_a_job_whose_rank_is_killed_starts_again_and_loses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text(kill.corpus(0, 600))
+    (tmp_path / "dev.tsv").write_text(kill.corpus(600, 640))
+    (tmp_path / "run.toml").write_text(kill.CONFIG)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    line = [sys.executable, *launcher, "-m", "dragoman", "train", str(tmp_path / "run.toml"), "--quiet"]
+    line += ["--set", "training.max_steps=60", "--set", "training.lanes=1", "--out"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*line, str(tmp_path / "peace")], env=environment, check=True)
+
+    out = tmp_path / "killed"
+    with subprocess.Popen([*line, str(out)], stderr=subprocess.PIPE, text=True, env=environment) as job:
+        deadline = time.monotonic() + 120
+        while not list((out / "training").glob("step-*")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(rank_of(out, 1), signal.SIGKILL)
+        told = job.communicate(timeout=240)[1]
+    assert job.returncode == 0, told
+    assert re.search(r"Signal 9|SIGKILL|exitcode *: *-9", told), told
+    ours, theirs = kill.records(out), kill.records(tmp_path / "peace")
+    assert ours == theirs
+    assert max(step for kind, step in ours if kind == "train") == 60
+
+
+def rank_of(out: Path, rank: int) -> int:
+    """The process that trains into `out` as this rank."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line, environment = ((folder / name).read_bytes().split(b"\0") for name in ("cmdline", "environ"))
+        except OSError:
+            continue  # it has ended, or is not ours
+        if str(out).encode() in line and f"RANK={rank}".encode() in environment:
+            return int(folder.name)
+    raise AssertionError(f"no process trains into {out} as rank {rank}")
