@@ -26,6 +26,8 @@ Gradients = tuple[Tensor, Tensor]
 class Projection:
     """y = x W^T + b with W [M, K] joined of `weights`, b of `biases` (0 where there is none), by PyTorch."""
 
+    name = "torch"
+
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], dtype: torch.dtype) -> None:
         self.weights, self.biases, self.dtype = list(weights), list(biases), dtype
         self.parameters = [*weights, *(bias for bias in biases if bias is not None)]
@@ -113,6 +115,8 @@ class LaidOut(Projection):
     Weights are float32 parameters, K a multiple of 16 and, where several are joined in bfloat16, even sizes. ValueError
     for others and RuntimeError where the library cannot be had: ask `best_projection`.
     """
+
+    name = "compiled"
 
     def _prepare(self) -> None:
         library = _library()

@@ -176,7 +176,8 @@ class InLanes:
     @property
     def how(self) -> str:
         if self.lanes.kernels.name == "compiled":
-            return f"{self.lanes.n} lanes, compiled kernels"
+            products = " and matrix products" if self.lanes.products == "compiled" else ", PyTorch's matrix products"
+            return f"{self.lanes.n} lanes, compiled kernels{products}"
         why = "a C compiler and widths (d_model, d_ff, a head's) that are multiples of 16 would have compiled ones"
         return f"{self.lanes.n} lanes, PyTorch's kernels ({why})"
 

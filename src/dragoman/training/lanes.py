@@ -66,6 +66,7 @@ class Lanes:
         # Our own products are for lanes of one thread each; PyTorch's share theirs among several.
         self._joined = Joined(model, DTYPES[precision], kernels, Projection if self._threads > 1 else None)
         self.kernels = self._joined.kernels
+        self.products = self._joined.vocabulary.name
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._pool = ThreadPoolExecutor(self.n, thread_name_prefix="lane")
         keep_large_blocks()
