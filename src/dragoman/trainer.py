@@ -396,6 +396,7 @@ class Run:
         loop, training = self.loop, self.config.training
         if self.last_saved == loop.step:
             return
+        loop.check_copies()
         kept = loop.kept_weights()
         state = loop.optimizer_tensors()
         if loop.ema is not None:

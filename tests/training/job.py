@@ -1,6 +1,6 @@
 """One rank of a job for test_parallel.py: trains a small model on random ids and writes what it saw.
 
-torchrun --nproc-per-node 2 tests/training/job.py OUT [--parallel fsdp] [--fault raise|exit|hang|hang-hard] …
+torchrun --nproc-per-node 2 tests/training/job.py OUT [--parallel fsdp] [--fault raise|exit|hang|gradient|weight] …
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dragoman.checkpoints.weights import load_tensors, save_tensors
 from dragoman.model.transformer import Transformer, TransformerConfig
 from dragoman.tokens.paired import PairedIds
 from dragoman.training import parallel
-from dragoman.training.feed import Feed, Ids
+from dragoman.training.feed import Feed, Ids, Share
 from dragoman.training.loop import Loop
 from dragoman.training.options import TrainingConfig
 from dragoman.training.schedule import Constant
@@ -67,16 +67,30 @@ def main() -> None:
     stream = Stream(corpus.src_lengths, corpus.tgt_lengths, 37, seed=1)
     feed = Feed(corpus, stream, Ids(0, 2, 3), rank=world.rank, size=world.size)
     watchdog.start()
+    faulty = world.rank == world.size - 1
+    if options.fault == "gradient" and faulty:
+        of = loop.gradients.of
+
+        def wrong(share: Share, scale: float, seed: int) -> tuple[float, float]:
+            sums = of(share, scale, seed)
+            next(iter(loop.parameters.values())).grad.mul_(1.5)
+            return sums
+
+        loop.gradients.of = wrong
     losses = []
     for report in loop.run(feed.shares(loop.position)):
         losses.append([report.step, report.loss, report.nll, report.grad_norm])
-        if report.step == 2 and world.rank == world.size - 1:
+        if report.step == 2 and faulty:
+            if options.fault == "weight":
+                with torch.no_grad():
+                    loop.parameters["encoder.layers.1.feed_forward.outer.weight"].mul_(1.01)
             if options.fault == "raise":
                 raise RuntimeError("this rank has had enough")
             if options.fault == "exit":
                 os._exit(7)
             if options.fault == "hang":
                 time.sleep(600)
+    loop.check_copies()
     weights, means, state = loop.weights(), loop.kept_weights(), loop.optimizer_tensors()
     watchdog.stop()
     if world.is_first:

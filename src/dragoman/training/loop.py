@@ -99,6 +99,7 @@ class Loop:
         self.skipped = 0
         self.empty = 0
         self._in_a_row = 0
+        self._norm = 0.0
         self._signal: signal.Signals | None = None
 
     def request_stop(self, number: signal.Signals) -> None:
@@ -155,9 +156,12 @@ class Loop:
         sent = [float(self._signal == number) for number in SIGNALS]
         now = minutes + (time.perf_counter() - begun) / 60
         first = now if self.world.is_first else 0.0
-        loss, plain, tokens, src_padded, tgt_padded, self.minutes, *sent = self.world.sum(
-            [loss, plain, tokens, *padded, first, *sent]
+        earlier = self._norm if self.world.is_first else 0.0
+        loss, plain, tokens, src_padded, tgt_padded, self.minutes, earlier, *sent = self.world.sum(
+            [loss, plain, tokens, *padded, first, earlier, *sent]
         )
+        # Told an update later, so that it costs no message of its own.
+        parallel.check_norms(self._norm, earlier, self.world.rank, self.step)
         norm = self._unscaled_norm(share.n_tokens / tokens)
         rate = self.rate()
         # The norm is that of the sum over all ranks, so all come to the same decision.
@@ -165,6 +169,7 @@ class Loop:
         if not finite:
             self._skip(share.position, norm, loss)
             return None
+        self._norm = norm
         self.scale.update(True)
         self._in_a_row = 0
         self._apply(rate, norm)
@@ -254,6 +259,11 @@ class Loop:
             )
 
     # -- what resuming needs -----------------------------------------------------------------------------------------
+
+    def check_copies(self) -> None:
+        """TrainingError where a rank's weights are not those of the others; every rank must call this."""
+        if self.config.parallel == "ddp":
+            parallel.check_copies(self.parameters, self.world, self.step)
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """The state of the optimiser as `optimizer.<parameter>.<what>`; every rank must call this."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distributed gives them no typed name
 from torch.utils.checkpoint import checkpoint
 
+from dragoman.errors import TrainingError
 from dragoman.training.watchdog import Watchdog
 
 
@@ -46,6 +47,12 @@ class World:
         dist.all_reduce(tensor)
         summed: list[float] = tensor.tolist()
         return summed
+
+    def gather(self, values: Tensor) -> Tensor:
+        """[n] on each rank -> [ranks, n]."""
+        everyone = [torch.empty_like(values) for _ in range(self.size)]
+        dist.all_gather(everyone, values)
+        return torch.stack(everyone)
 
     def barrier(self) -> None:
         """Wait until every rank has come here."""
@@ -106,6 +113,46 @@ def wrap(module: nn.Module, model: nn.Module, world: World, parallel: Literal["d
         fully_shard(layer)
     fully_shard(module)
     return module
+
+
+AGREEMENT = 1e-3
+"""How much the copies of ranks may differ, relative: unlike devices round differently, a fault differs by more."""
+
+
+@torch.no_grad()
+def check_copies(parameters: Mapping[str, Tensor], world: World, step: int) -> None:
+    """Every rank has the weights of the first, or TrainingError on all of them, with the rank and the parameter.
+
+    For copies, not for shares (`fsdp`); every rank must call this.
+    """
+    if world.size == 1:
+        return
+    sizes = torch.stack([parameter.double().square().sum() for parameter in parameters.values()]).to(world.device)
+    everyone = world.gather(sizes)  # [ranks, parameters]
+    apart = (everyone - everyone[0]).abs() / everyone[0].clamp(min=1e-12)
+    apart = torch.where(everyone.isfinite(), apart, torch.inf)
+    if float(apart.max()) > AGREEMENT:
+        rank, index = divmod(int(apart.argmax()), apart.size(1))
+        ours, theirs = (float(everyone[each, index]) ** 0.5 for each in (0, rank))
+        raise TrainingError(
+            f"after step {step} the weights of rank {rank} are not those of rank 0: "
+            f"{list(parameters)[index]} has the norm {theirs:g} and not {ours:g}. {CAUSES}"
+        )
+
+
+def check_norms(norm: float, first: float, rank: int, step: int) -> None:
+    """The gradient norm of this rank is that of the first, or TrainingError."""
+    if abs(norm - first) > AGREEMENT * abs(first):
+        raise TrainingError(
+            f"at step {step} the gradient of rank {rank} is not that of rank 0: its norm is {norm:g}, not {first:g}, "
+            f"where every rank should have the sum of all. {CAUSES}"
+        )
+
+
+CAUSES = (
+    "The usual causes: ranks that run other versions of PyTorch, of the drivers or of this program, a device with a "
+    "fault, or a --set that was given to some ranks only; go on from the last checkpoint with --resume"
+)
 
 
 def synchronise(module: nn.Module, last: bool) -> None:
