@@ -357,7 +357,8 @@ def cost_of_length(work: Path, arguments: argparse.Namespace) -> None:
     source = [[*(tokenizer.encode("a man in a blue shirt is standing on a ladder cleaning a window") * 2)[:19]]]
     source[0].append(tokenizer.eos_id)
     lengths = (64, 128, 256, 512, 1024, 2048)
-    start = memory_peak()
+    memory_peak()
+    start = memory_peak()  # what there is now: the call before forgot what there had been
     peaks = {}
     for length in lengths:  # before CTranslate2 takes any
         our_engine(translator.model, tokenizer, "float32", length, arguments.threads).translate(source * 16, 1)

@@ -4,8 +4,8 @@ What it does otherwise, and why:
 - rows without padding: nothing is computed for a token that is not there;
 - queries, keys and values of a self-attention are one matrix product, keys and values of a cross-attention another;
 - residual, dropout and LayerNorm are one pass over memory; dropout costs 16 random bits an element;
-- in bfloat16 the products read a copy of the weights made once an update, not once a use; parameters, their gradients,
-  LayerNorm's and softmax's sums stay float32.
+- the products read a copy of the weights in their precision and layout, made once an update, not once a use
+  (projections.py); parameters, their gradients, LayerNorm's and softmax's sums stay float32.
 
     joined = Joined(model, torch.bfloat16)       # the copies: once an update
     x, index, real = features(model, joined, src, tgt_in, src != pad_id, tgt_out != pad_id, Bits(seed, step))
@@ -344,9 +344,8 @@ def features(
     def draw(rows: int) -> Tensor | None:
         if bits is None or p == 0.0:
             return None
-        return bits.draw(-(-rows // 32) * 32, model.config.d_model)[
-            :rows
-        ]  # the same masks for whatever `multiple` adds
+        whole = -(-rows // 32) * 32  # the same masks whatever `multiple` adds
+        return bits.draw(whole, model.config.d_model)[:rows]
 
     def embed(tokens: Tensor, rows: Rows) -> Tensor:
         table = model.position.table

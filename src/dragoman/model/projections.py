@@ -71,9 +71,12 @@ class Projection:
         return dx if hidden is None else torch.ops.aten.threshold_backward(dx, hidden, 0)
 
     def gradients(self, grad: Tensor, x: Tensor, into: Gradients | None = None) -> Gradients:
-        """grad [n, M], x [n, K] -> the gradients of the joined weights and bias, or `into` with them added to it."""
+        """grad [n, M], x [n, K] -> the gradients of the joined weights and bias, or `into` with them added to it.
+
+        Where there is no bias, what stands in its place means nothing.
+        """
         exact = torch.promote_types(grad.dtype, torch.float32)
-        bias = grad.sum(0, dtype=exact)
+        bias = grad.sum(0, dtype=exact) if self.has_bias else grad.new_zeros(self.n_out, dtype=exact)
         if into is None:
             return (grad.t() @ x).to(exact), bias
         if grad.dtype == exact:
@@ -112,7 +115,7 @@ def _library() -> ctypes.CDLL | None:
 class LaidOut(Projection):
     """The same by our own products on the CPU, in one thread, with gradients summed in float32 throughout.
 
-    Weights are float32 parameters, K a multiple of 16 and, where several are joined in bfloat16, even sizes. ValueError
+    Weights are float32 parameters, K a multiple of 16 and, where several are joined, even sizes. ValueError
     for others and RuntimeError where the library cannot be had: ask `best_projection`.
     """
 
@@ -141,11 +144,12 @@ class LaidOut(Projection):
     def refresh(self) -> None:
         first = 0
         for weight in self.weights:
+            held = weight.detach().contiguous()  # kept until it has been read
             self._call.lay_out(
-                self._kind, weight.detach().contiguous().data_ptr(), *weight.shape, first, self.n_out,
+                self._kind, held.data_ptr(), *held.shape, first, self.n_out,
                 self._panels.data_ptr(), self._turned_panels.data_ptr(),
             )  # fmt: skip
-            first += weight.size(0)
+            first += held.size(0)
         self._copy_biases(self._bias)
 
     def forward(self, x: Tensor, relu: bool = False) -> Tensor:
@@ -175,6 +179,7 @@ class LaidOut(Projection):
         self, x: Tensor, panels: Tensor, columns: int, bias: Tensor | None, relu: bool, hidden: Tensor | None
     ) -> Tensor:
         out = torch.empty(x.size(0), columns, dtype=self.dtype)
+        hidden = None if hidden is None else hidden.contiguous()
         bias_at, hidden_at = (None if each is None else each.data_ptr() for each in (bias, hidden))
         self._multiply(
             x.data_ptr(), x.stride(0), *x.shape, panels.data_ptr(), columns, bias_at, int(relu), hidden_at,

@@ -2,7 +2,8 @@
 
 Two threads that each compute half of a batch alone finish sooner than one batch whose every operation is cut in two,
 for between operations nobody waits. Gradients are summed lane by lane in a fixed order and each lane draws its dropout
-from (seed, batch, lane), so the result is a function of parameters, batches, seed and the number of lanes.
+from (seed, batch, lane), so the result is a function of parameters, batches, seed and the number of lanes, as long as
+the machine and its number of threads stay the same: they decide which matrix products are the faster.
 
     lanes = Lanes(model, n=2, precision="bfloat16")
     loss_sum, nll_sum = lanes.gradients(batches, n_tokens, seed=step, label_smoothing=0.1)
@@ -45,8 +46,9 @@ class Padded(Protocol):
 class Lanes:
     """The gradients of a 2017 model on the CPU.
 
-    `n` lanes, by default as many as PyTorch has threads. The model's parameters stay float32 and its own; in bfloat16
-    each call copies them once into that precision. Close it, or use it in a `with`, to end its threads.
+    `n` lanes, by default as many as PyTorch has threads. The model's parameters stay float32 and its own; each call
+    copies them once into the precision and the layout of the products. Close it, or use it in a `with`, to end its
+    threads.
     """
 
     def __init__(

@@ -181,7 +181,7 @@ void multiply(const T* x, int64_t stride, int64_t rows, int64_t inputs, const in
 template <typename T>
 void gradients(const T* dy, int64_t stride, const T* x, int64_t n, int64_t m, int64_t k, bool add, float* dw, float* db) {
     static thread_local Memory memory;
-    const int64_t groups = groups_of<T>(n), turned_stride = (groups + 15) / 16 * 16 + 16;  // not a power of two: caches
+    const int64_t groups = groups_of<T>(n), turned_stride = ((groups + 15) / 16 | 1) * 16;  // odd cache lines: no two rows share a set
     int32_t* panels = memory.of(memory.panels, panels_of(k) * PANEL * groups);
     int32_t* turned = memory.of(memory.turned, BLOCK * turned_stride);
     lay_out_columns<T>(x, k, n, k, groups, 0, panels);
