@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
+import math
 import random
 
 import pytest
 import torch
 
+from dragoman.decoding.ensemble import Ensemble
 from dragoman.decoding.options import DecodingConfig
 from dragoman.errors import ConfigError, DataError
 from dragoman.model.transformer import Transformer, TransformerConfig
@@ -102,8 +105,7 @@ def test_blank_in_blank_out_and_the_model_is_not_called(translator, monkeypatch,
     expected = translator.translate(["a cat.", "a dog."])
     mixed = translator.translate(["a cat.", blank, "a dog."])
     assert [t.text for t in mixed] == [expected[0].text, "", expected[1].text]
-    monkeypatch.setattr(Transformer, "start", forbidden)
-    monkeypatch.setattr(Transformer, "forward", forbidden)
+    monkeypatch.setattr("dragoman.translator.decode", forbidden)
     t = translator.translate(blank)
     assert (t.text, t.hypotheses, t.score, t.source) == ("", [], None, blank)
     assert t.as_dict()["score"] is None
@@ -244,7 +246,7 @@ def test_a_long_line_is_truncated_with_a_flag_and_a_warning(translator, caplog) 
 
 
 def test_a_long_line_is_an_error_where_that_is_asked_for(translator, monkeypatch) -> None:
-    monkeypatch.setattr(Transformer, "start", forbidden)
+    monkeypatch.setattr("dragoman.translator.decode", forbidden)
     with pytest.raises(DataError) as caught:
         translator.translate(["a cat.", LONG, "a dog.", LONG], long_input="error")
     assert [problem.split(" has")[0] for problem in caught.value.problems] == ["line 2", "line 4"]
@@ -396,5 +398,77 @@ def test_what_is_to_be_kept_comes_through(translator) -> None:
     assert plain.text == translator.translate("a dog.", greedy=True).text
     assert blank.text == ""
     assert translator.translate("{a}", keep=[r"\{a\}"]).text == "{a}"
+    assert "<B>" in translator.translate("a <B> cat", keep=[r"(?i)<b>", r"(?P<x>cat)", r"(?P<x>{a})"], greedy=True).text
+    for other in ({"n_best": 2}, {"prefix": "a"}, {"alignment": True}):
+        with pytest.raises(ConfigError, match="keep repairs one hypothesis of each line"):
+            translator.translate("a dog.", keep=("a",), **other)
+    with pytest.raises(ConfigError, match="keep repairs whole lines"):
+        next(translator.stream_text("a dog.", keep=("a",)))
     with pytest.raises(ConfigError, match="keep '\\(' is not a regular expression"):
         translator.translate("a dog.", keep=("(",))
+
+
+def test_options_without_an_effect_are_refused(translator) -> None:
+    for option in ({"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
+        with pytest.raises(ConfigError, match=f"{next(iter(option))} belongs to sampling"):
+            translator.translate("a dog.", **option)
+        translator.translate("a dog.", sample=True, **option)
+    translator.translate("a dog.", temperature=1.0)
+    with pytest.raises(ConfigError, match="only plain greedy search"):
+        next(translator.stream_text("a dog.", beam_size=4))
+    for option, told in (({"alpha": 1000.0}, "alpha must be from -20 to 20"), ({"beam_size": 9000}, "at most 8,192")):
+        with pytest.raises(ConfigError, match=told):
+            translator.translate("a dog.", **option)
+    for alpha in (-20.0, 20.0):
+        assert math.isfinite(translator.translate("a dog.", alpha=alpha).score)
+
+
+def test_unk_is_never_generated_and_a_prefix_must_be_known(translator, monkeypatch) -> None:
+    tokenizer = translator.tokenizer
+    assert tokenizer.unk_id in translator._rules(translator.options()).banned
+    monkeypatch.setattr(type(tokenizer), "encode_target", lambda self, text: [tokenizer.unk_id])
+    with pytest.raises(DataError, match="the prefix 'x' holds what the model's vocabulary has no pieces for"):
+        translator.translate("a dog.", prefix="x")
+
+
+def test_score_needs_no_greedy_for_a_draft_and_names_unknown_pieces(translator) -> None:
+    drafted = Translator(translator.model, translator.tokenizer, translator.config, draft=translator.model)
+    plain = translator.score([("a cat.", "a dog.")])[0]
+    assert drafted.score([("a cat.", "a dog.")])[0].log_prob == pytest.approx(plain.log_prob, abs=1e-5)
+    with pytest.raises(DataError, match="target line 2: 'nonsense-piece' is no piece"):
+        translator.score([("a cat.", "a dog."), ("a cat.", ["nonsense-piece"])])
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_an_ensemble_in_low_precision_scores_what_it_says(translator, precision) -> None:
+    both = Translator(
+        Ensemble([translator.model, translator.model]), translator.tokenizer, translator.config, precision=precision
+    )
+    found = both.translate(["the cat sat.", "a dog."], n_best=2)
+    pairs = [(t.source, h) for t in found for h in t.hypotheses]
+    for (_, h), scored in zip(pairs, both.score(pairs), strict=True):
+        assert scored.score == pytest.approx(h.score, abs=1e-4)
+
+
+def test_int8_without_a_compiler_depends_on_no_neighbour(translator, monkeypatch) -> None:
+    monkeypatch.setattr("dragoman.decoding.precision.can_pack", lambda model: False)
+    texts = ["the cat sat on a mat.", "a dog.", LONG[:200]]
+    small = Translator(translator.model, translator.tokenizer, translator.config, precision="int8")
+    together = small.translate(texts)
+    for text, t in zip(texts, together, strict=True):
+        alone = small.translate(text)
+        assert (alone.text, alone.score) == (t.text, pytest.approx(t.score, abs=1e-4))
+    exact = translator.score([(t.source, t) for t in together])
+    for t, scored in zip(together, exact, strict=True):
+        assert t.log_prob == pytest.approx(scored.log_prob, rel=0.15, abs=0.5)
+
+
+def test_weights_that_were_exchanged_are_noticed(translator) -> None:
+    model = copy.deepcopy(translator.model)
+    changing = Translator(model, translator.tokenizer, translator.config)
+    before = changing.translate("a dog.")
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.3
+    after = changing.translate("a dog.")
+    assert after.log_prob == pytest.approx(changing.score([("a dog.", after)])[0].log_prob, abs=1e-3)
+    assert after.log_prob != before.log_prob

@@ -98,6 +98,8 @@ def _with_absolute_paths(tree: config.Tree, bases: Sequence[Path]) -> config.Tre
 
     def absolute(value: object) -> object:
         match value:
+            case "":  # how --set takes a corpus away
+                return value
             case str():
                 candidates = [(base / value).resolve() for base in bases]
                 return str(next((path for path in candidates if path.exists()), candidates[-1]))

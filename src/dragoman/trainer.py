@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dragoman.batches.regularise import STRETCH
 from dragoman.batches.stream import Stream
-from dragoman.checkpoints import provenance, snapshots, store
+from dragoman.checkpoints import provenance, resuming, snapshots, store
 from dragoman.checkpoints.atomic import sweep, write_folder
 from dragoman.checkpoints.average import average_weights
 from dragoman.checkpoints.metrics import Metrics
@@ -143,6 +143,11 @@ class Run:
                 "they are left out"
             )
         self.dev = DevSet(dev, ids, training.batch_tokens) if dev is not None else None
+        if self.dev is not None and self.dev.dropped:
+            self.say(
+                f"{self.dev.dropped:,} pairs of the dev set are longer than training.batch_tokens = "
+                f"{training.batch_tokens:,}: they have no part in its loss"
+            )
         self.feed = Feed(
             data,
             self.stream,
@@ -225,6 +230,7 @@ class Run:
                 self.metrics.go_back_to(0)
             return
         facts = snapshot.facts
+        resuming.check_origin(facts, snapshot.folder, self.tokenizer.fingerprint, self.data.fingerprint, reset)
         raw = {key.removeprefix("weights."): t for key, t in snapshot.state.items() if key.startswith("weights.")}
         self.loop.restore_weights(raw or snapshot.weights, snapshot.weights)
         restored = ["weights"]
@@ -240,12 +246,16 @@ class Run:
             self.waiting = int(facts["waiting"])
             self.best_dev = Dev(**facts["best_dev"]) if facts["best_dev"] else None
             self.last_validated = int(facts["validated"])
+        self.world.barrier()  # nobody reads the old checkpoints any more
         if self.world.is_first:
             self.metrics.go_back_to(self.loop.step)
-            if "step" in reset:
-                for folder in snapshots.folders(self.out):
-                    shutil.rmtree(folder, ignore_errors=True)
         self.last_saved = None if "step" in reset else snapshot.step
+        if "step" in reset:
+            earlier = [folder for folder in snapshots.folders(self.out) if folder != snapshots.folder_of(self.out, 0)]
+            self._save(prune=False)  # a kill now must not find nothing
+            if self.world.is_first:
+                for folder in earlier:
+                    shutil.rmtree(folder, ignore_errors=True)
         position = self.loop.position
         self.say(
             f"resumed from {snapshot.folder.name}: restored {', '.join(restored)}"
@@ -320,7 +330,7 @@ class Run:
         dev = self.score_dev(model)
         self.metrics.append({"kind": "dev", **{k: v for k, v in dataclasses.asdict(dev).items() if v is not None}})
         score = dev.score(training.metric)
-        is_best = not self.best or score > self.best[0][0]
+        is_best = math.isfinite(score) and (not self.best or score > self.best[0][0])
         if math.isfinite(score):
             self._keep_best(model, score, dev.step, is_best)
         if is_best:
@@ -391,8 +401,8 @@ class Run:
     def _put(self, weights: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
         save_tensors(self.out / store.WEIGHTS, weights, {"format_version": "1", **notes})
 
-    def _save(self) -> None:
-        """Write a checkpoint; every rank must call this."""
+    def _save(self, prune: bool = True) -> None:
+        """Write a checkpoint; every rank must call this. Raises TrainingError where the weights are not good."""
         loop, training = self.loop, self.config.training
         if self.last_saved == loop.step:
             return
@@ -401,6 +411,8 @@ class Run:
         state = loop.optimizer_tensors()
         if loop.ema is not None:
             state |= {f"weights.{name}": tensor for name, tensor in loop.weights().items()}
+        if bad := [name for name, tensor in kept.items() if not bool(tensor.isfinite().all())]:
+            raise TrainingError(f"after step {loop.step} the weights are not finite, {bad[0]} among them")
         self.last_saved = loop.step
         if not self.world.is_first:
             return
@@ -419,7 +431,8 @@ class Run:
         self.watchdog.beat()
         if not self.best:
             self._put(kept, {"step": str(loop.step), "kept": "the last"})
-        snapshots.prune(self.out, training.keep_last, training.average_last)
+        if prune:
+            snapshots.prune(self.out, training.keep_last, training.average_last)
 
     def _finish(self, why: str) -> Outcome:
         """The last validation and checkpoint, and the mean of the last ones where the config wants it."""

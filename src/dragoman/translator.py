@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import itertools
 import logging
-import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 from dragoman import config as toml
 from dragoman.decoding.engine import Job, Rules, decode, unroll
 from dragoman.decoding.length import score as score_of
-from dragoman.decoding.options import DecodingConfig
+from dragoman.decoding.options import SAMPLING, DecodingConfig
 from dragoman.decoding.precision import Prepared
 from dragoman.decoding.translation import Hypothesis, Translation
 from dragoman.errors import ConfigError, DataError
 from dragoman.text.corpus import DataConfig
+from dragoman.text.keep import cut, glue, is_lost
 from dragoman.text.normalise import is_blank
 from dragoman.text.split import join, split
 
@@ -109,7 +107,7 @@ class Translator:
         `options` are the fields of DecodingConfig, over the defaults of the config. Raises ConfigError for wrong
         options and DataError for texts that cannot be translated, with every fault.
         """
-        chosen = self.options(**options)
+        chosen = self._search_options(**options)
         if isinstance(texts, str):
             return self._translate([texts], chosen, 1)[0]
         return self._translate(list(texts), chosen, 1)
@@ -121,7 +119,7 @@ class Translator:
 
         `idle`, asked after each line, says that no further line is at hand: what there is gets translated at once.
         """
-        chosen = self.options(**options)
+        chosen = self._search_options(**options)
         first, size, held = 1, FIRST_CHUNK, 0
         chunk: list[str] = []
         for line in lines:
@@ -140,9 +138,11 @@ class Translator:
         The same text as `translate(text, greedy=True)` gives. A line in several pieces shows one after the other.
         """
         chosen = self.options(**{"greedy": True, **options})
-        if not chosen.greedy or self.draft is not None:
+        if not chosen.greedy or options.get("beam_size") not in (None, 1) or self.draft is not None:
             raise ConfigError("only plain greedy search gives partial output: a beam may still change its mind")
-        plan = self._plan([text], chosen, 1)[0]
+        if chosen.keep:
+            raise ConfigError("keep repairs whole lines: it does not go with partial output")
+        plan = self._plan([text], chosen, [1])[0]
         before: list[str] = []
         for job in plan.jobs:
             ids: list[int] = []
@@ -204,6 +204,14 @@ class Translator:
             given = {"greedy": False, "sample": False, **given}
         tree = {name: getattr(self.config.decoding, name) for name in known}
         chosen = toml.build(DecodingConfig, {**tree, **given})
+        idle = [name for name, plain in SAMPLING.items() if not chosen.sample and given.get(name, plain) != plain]
+        if idle:
+            raise ConfigError([f"{name} belongs to sampling: ask for sample as well" for name in idle])
+        return chosen
+
+    def _search_options(self, **options: Any) -> DecodingConfig:
+        """As `options`, for a search."""
+        chosen = self.options(**options)
         if self.draft is not None and not (chosen.greedy or chosen.sample):
             raise ConfigError("a draft model takes part in greedy search and in sampling: ask for greedy or sample")
         return chosen
@@ -219,7 +227,17 @@ class Translator:
     def _translate(self, lines: list[str], options: DecodingConfig, first_line: int) -> list[Translation]:
         if not lines:
             return []
-        plans = self._plan(lines, options, first_line)
+        results = self._answers(lines, options, range(first_line, first_line + len(lines)))
+        if options.keep:
+            results = self._kept(results, options)
+        for result in results:
+            if result.hypotheses and not result.text.strip():
+                log.warning("line %d: the translation of a line that is not blank is empty", result.line)
+        return results
+
+    def _answers(self, lines: list[str], options: DecodingConfig, numbers: Sequence[int]) -> list[Translation]:
+        """The translations of lines with these numbers, as the model gives them."""
+        plans = self._plan(lines, options, numbers)
         jobs = [job for plan in plans for job in plan.jobs]
         draft = None if self._draft_form is None else self._draft_form.form()
         found = iter(
@@ -227,47 +245,41 @@ class Translator:
             if jobs
             else []
         )
-        results = []
-        for number, (line, plan) in enumerate(zip(lines, plans, strict=True), first_line):
-            hypotheses = self._join([next(found) for _ in plan.jobs], options)
-            results.append(Translation(number, line, hypotheses, plan.truncated, max(1, len(plan.jobs))))
-            if plan.jobs and not results[-1].text.strip():
-                log.warning("line %d: the translation of a line that is not blank is empty", number)
-        if options.alignment:
-            results = self._aligned(results, plans, options)
-        return self._kept(results, options) if options.keep else results
+        pieces = [[next(found) for _ in plan.jobs] for plan in plans]
+        results = [
+            Translation(number, line, self._join(of_line, options), plan.truncated, max(1, len(plan.jobs)))
+            for number, line, plan, of_line in zip(numbers, lines, plans, pieces, strict=True)
+        ]
+        return self._aligned(results, plans, pieces, options) if options.alignment else results
 
     def _kept(self, translations: list[Translation], options: DecodingConfig) -> list[Translation]:
         """The same, but where what `keep` matches was lost or changed: there the rest is translated around it."""
-        pattern = re.compile("|".join(f"(?:{each})" for each in options.keep))
-        cuts: dict[int, list[str]] = {}  # what is to translate and what is to keep, in turns
+        cuts: dict[int, list[str]] = {}
         for i, translation in enumerate(translations):
-            source = self.tokenizer.normalise(_one_line(translation.source))
-            spans = [match.span() for match in pattern.finditer(source) if match.group()]
-            wanted = Counter(source[start:end] for start, end in spans)
-            if any(translation.text.count(text) < n for text, n in wanted.items()):
-                ends = [0, *(place for span in spans for place in span), len(source)]
-                cuts[i] = [source[start:end] for start, end in itertools.pairwise(ends)]
+            parts = cut(self.tokenizer.normalise(_one_line(translation.source)), options.keep)
+            if is_lost(parts, translation.text):
+                cuts[i] = parts
         if not cuts:
             return translations
-        plain = dataclasses.replace(options, keep=(), prefix="", min_length=0, alignment=False, n_best=1)
-        found = iter(self._translate([text for parts in cuts.values() for text in parts[::2]], plain, 1))
+        plain = dataclasses.replace(options, keep=(), min_length=0)
+        numbers = [translations[i].line for i, parts in cuts.items() for _ in parts[::2]]
+        found = iter(self._answers([text for parts in cuts.values() for text in parts[::2]], plain, numbers))
         results = list(translations)
         for i, parts in cuts.items():
             translated = [next(found) for _ in parts[::2]]
-            text = ""
-            for k, part in enumerate(parts):
-                before = part[: len(part) - len(part.lstrip())]
-                after = part[len(part.rstrip()) :] if part.strip() else ""
-                text += part if k % 2 else before + translated[k // 2].text + after
             whole = [each.hypotheses[0] for each in translated if each.hypotheses]
-            hypothesis = dataclasses.replace(self._sum(whole, options), text=text)
-            results[i] = dataclasses.replace(translations[i], hypotheses=[hypothesis], pieces=max(1, len(whole)))
+            text = glue(parts, [each.text for each in translated])
+            results[i] = dataclasses.replace(
+                translations[i],
+                hypotheses=[dataclasses.replace(self._sum(whole, options), text=text)],
+                truncated=any(each.truncated for each in translated),
+                pieces=max(1, len(whole)),
+            )
         return results
 
-    def _plan(self, lines: list[str], options: DecodingConfig, first_line: int) -> list[_Plan]:
+    def _plan(self, lines: list[str], options: DecodingConfig, numbers: Sequence[int]) -> list[_Plan]:
         """The jobs of each line: none for a blank one, several for one that is split."""
-        _refuse_surrogates(lines, first=first_line)
+        _refuse_surrogates(lines, numbers=numbers)
         limit = self.config.data.max_length
         tokenizer = self.tokenizer
         plans = [_Plan() for _ in lines]
@@ -275,10 +287,13 @@ class Translator:
         texts = {i: _one_line(lines[i]) for i in filled}
         encoded = dict(zip(filled, tokenizer.encode_batch([texts[i] for i in filled]), strict=True))
         prefix = tuple(tokenizer.encode_target(options.prefix)) if options.prefix else ()
+        if tokenizer.unk_id in prefix:
+            raise DataError(f"the prefix {options.prefix!r} holds what the model's vocabulary has no pieces for")
         wrong: list[str] = []
         for i in filled:
-            number, sources, truncated = first_line + i, [encoded[i]], False
-            if not sources[0]:  # nothing that the tokenizer knows: as good as blank
+            number, sources, truncated = numbers[i], [encoded[i]], False
+            if not sources[0]:
+                log.warning("line %d: nothing in it is known to the tokenizer, so its translation is empty", number)
                 continue
             if len(sources[0]) > limit:
                 told = f"line {number} has {len(sources[0]):,} tokens, more than the {limit:,} of data.max_length"
@@ -295,7 +310,8 @@ class Translator:
             for k, ids in enumerate(sources):
                 cap = max(1, len(ids) + 1 + options.max_extra)
                 jobs.append(Job([*ids, tokenizer.eos_id], cap, prefix if k == 0 else ()))
-                told = f"{cap:,}, which is the cap of line {number}: its {len(ids) + 1:,} source tokens with EOS"
+                what = f"line {number}" if len(sources) == 1 else f"part {k + 1} of line {number}"
+                told = f"{cap:,}, which is the cap of {what}: its {len(ids) + 1:,} source tokens with EOS"
                 told += f" + max_extra {options.max_extra:,}"
                 if options.min_length > cap:
                     wrong.append(f"min_length {options.min_length:,} is above {told}")
@@ -316,7 +332,7 @@ class Translator:
             tokenizer.pad_id,
             tokenizer.bos_id,
             tokenizer.eos_id,
-            tuple(tokenizer.banned_ids),
+            tuple({*tokenizer.banned_ids, tokenizer.unk_id}),
             tuple(filter(None, sequences)),
         )
 
@@ -367,10 +383,17 @@ class Translator:
             else:
                 tokens = target.tokens if isinstance(target, Hypothesis | Translation) else target
                 ids.append([tokenizer.piece_to_id(token) for token in tokens])
+                unknown = [t for t, index in zip(tokens, ids[-1], strict=True) if tokenizer.id_to_piece(index) != t]
+                if unknown:
+                    raise DataError(f"target line {len(ids)}: {unknown[0]!r} is no piece of the model's vocabulary")
         return ids
 
     def _aligned(
-        self, translations: list[Translation], plans: list[_Plan], options: DecodingConfig
+        self,
+        translations: list[Translation],
+        plans: list[_Plan],
+        found: list[list[list[TokenHypothesis]]],
+        options: DecodingConfig,
     ) -> list[Translation]:
         """The same translations with the alignment of each hypothesis, pieces counted through."""
         from dragoman.decoding.align import alignments
@@ -378,19 +401,17 @@ class Translator:
         tokenizer = self.tokenizer
         sources, targets, places = [], [], []
         for i, (translation, plan) in enumerate(zip(translations, plans, strict=True)):
-            for k, hypothesis in enumerate(translation.hypotheses):
-                ids = [tokenizer.piece_to_id(token) for token in hypothesis.tokens]
+            for k in range(len(translation.hypotheses)):
                 from_source = from_target = 0
-                for job in plan.jobs:
-                    end = ids.index(tokenizer.eos_id) if tokenizer.eos_id in ids else len(ids)
+                for job, hypotheses in zip(plan.jobs, found[i], strict=True):
+                    piece = hypotheses[k]
                     sources.append(job.src)
-                    targets.append(ids[:end])
+                    targets.append(piece.ids[:-1] if piece.finished else piece.ids)
                     places.append((i, k, from_source, from_target))
                     from_source += len(job.src)
-                    from_target += end + 1
-                    ids = ids[end + 1 :]
+                    from_target += len(piece.ids)
         model = getattr(self.model, "models", (self.model,))[0]  # of an ensemble, the first
-        found = alignments(
+        aligned = alignments(
             model,
             sources,
             targets,
@@ -400,16 +421,16 @@ class Translator:
             device=self.device,
         )
         pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for (i, k, s0, t0), aligned in zip(places, found, strict=True):
-            pairs.setdefault((i, k), []).extend((s0 + s, t0 + t) for s, t in aligned)
+        for (i, k, s0, t0), of_piece in zip(places, aligned, strict=True):
+            pairs.setdefault((i, k), []).extend((s0 + s, t0 + t) for s, t in of_piece)
         results = []
         for i, (translation, plan) in enumerate(zip(translations, plans, strict=True)):
-            hypotheses = [
+            told = [
                 dataclasses.replace(hypothesis, alignment=pairs.get((i, k), []))
                 for k, hypothesis in enumerate(translation.hypotheses)
             ]
             tokens = [tokenizer.id_to_piece(index) for job in plan.jobs for index in job.src]
-            results.append(dataclasses.replace(translation, hypotheses=hypotheses, source_tokens=tokens))
+            results.append(dataclasses.replace(translation, hypotheses=told, source_tokens=tokens))
         return results
 
 
@@ -462,10 +483,10 @@ def _one_line(text: str) -> str:
     return text.replace("\r\n", " ").replace("\n", " ")
 
 
-def _refuse_surrogates(texts: Sequence[str], what: str = "", first: int = 1) -> None:
+def _refuse_surrogates(texts: Sequence[str], what: str = "", numbers: Sequence[int] | None = None) -> None:
     """Raise DataError for text that is not valid Unicode, naming line and character of each."""
     wrong = []
-    for number, text in enumerate(texts, first):
+    for number, text in zip(numbers or range(1, len(texts) + 1), texts, strict=True):
         if not isinstance(text, str):
             raise DataError(f"{what}line {number} is {type(text).__name__}, not text")
         try:

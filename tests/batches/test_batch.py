@@ -99,7 +99,9 @@ def test_gathered_batches_hold_the_same_rows(
     ends = np.minimum(np.cumsum([0, *cuts]), len(rows))
     parts = [collate(data, np.arange(a, b), PAD, BOS, EOS) for a, b in itertools.pairwise(ends.tolist()) if a < b]
     whole = gathered(parts, PAD, most)
-    assert len(whole) == min(most, len(parts))
+    assert min(most, len(parts)) <= len(whole) <= len(parts)
+    areas = [max(part.src.numel(), part.tgt_out.numel()) for part in parts]
+    assert all(max(b.src.numel(), b.tgt_out.numel()) <= max(2 * sum(areas) // most, *areas, 0) for b in whole)
     assert sorted(i for batch in whole for i in batch.indices.tolist()) == list(range(len(rows)))
     for batch in whole:
         expected = collate(data, batch.indices, PAD, BOS, EOS)
@@ -108,3 +110,12 @@ def test_gathered_batches_hold_the_same_rows(
     if len(parts) > most:
         widths = [batch.tgt_out.size(1) for batch in whole]
         assert widths == sorted(widths)
+
+
+def test_one_long_source_does_not_stretch_its_neighbours() -> None:
+    data = PairedIds.from_lists([[5] * 5] * 400 + [[5] * 500], [[6] * 4] * 401)
+    parts = [collate(data, np.arange(a, min(a + 13, 401)), PAD, BOS, EOS) for a in range(0, 400, 13)]
+    parts.append(collate(data, np.array([400]), PAD, BOS, EOS))
+    whole = gathered(parts, PAD, 8)
+    assert sum(batch.src.numel() for batch in whole) < 1.3 * sum(part.src.numel() for part in parts)
+    assert len(whole) <= 10

@@ -89,3 +89,15 @@ def test_a_newer_format_is_named(tmp_path: Path) -> None:
     manifest = tmp_path / "training" / "step-00000001" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"format_version": 1', '"format_version": 9'))
     assert "format_version 9" in snapshots.faults(manifest.parent)[0]
+
+
+def test_whatever_byte_of_a_manifest_is_wrong_the_one_before_is_taken(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    path = tmp_path / "training" / "step-00000002" / "manifest.json"
+    data = path.read_bytes()
+    for place in range(len(data)):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 0x04]) + data[place + 1 :])
+        snapshot = snapshots.newest_intact(tmp_path, lambda message: None)
+        assert snapshot is not None
+        if snapshot.step != 1:
+            assert snapshots.faults(path.parent) == []  # a byte that says nothing: a space, or a name nobody reads

@@ -376,3 +376,61 @@ def test_a_second_signal_leaves_at_once(folder: Path, tmp_path: Path) -> None:
     assert process.returncode == 130
     assert time.monotonic() - sent < 5
     assert not list((tmp_path / "run" / "training").glob("step-*"))
+
+
+def test_a_dev_set_can_be_taken_away_on_the_command_line(train: Train, tmp_path: Path) -> None:
+    assert train("run", "data.dev=", "training.max_steps=2") == 0
+    assert metrics(tmp_path / "run", "dev") == []
+
+
+def test_another_corpus_under_a_run_is_noticed(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name in ("train.tsv", "dev.tsv", "run.toml"):
+        (tmp_path / name).write_text((folder / name).read_text())
+    line = ["train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"), "--set", "training.max_steps=4"]
+    assert exit_code(line) == 0
+    with (tmp_path / "train.tsv").open("a") as file:
+        file.write(pairs(300, 330))
+    longer = [*line[:-1], "training.max_steps=6", "--resume"]
+    assert exit_code(longer) == 1
+    assert "the training corpus is not what it was when" in capfd.readouterr().err
+    assert exit_code([*longer, "--reset", "data"]) == 0
+    assert [step for step, _ in losses(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_step_can_be_reset_and_a_kill_after_that_finds_a_checkpoint(train: Train, tmp_path: Path) -> None:
+    assert train("run", "training.max_steps=8") == 0
+    assert train("run", "training.max_steps=1", "--resume", "--reset", "step,schedule") == 0
+    assert [step for step, _ in losses(tmp_path / "run")] == [1]
+    names = {path.name for path in (tmp_path / "run" / "training").glob("step-*")}
+    assert "step-00000008" not in names
+    assert {"step-00000000", "step-00000001"} & names
+
+
+def test_an_earlier_run_is_not_cleared_away_for_one_that_cannot_start(
+    train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train("run", "training.max_steps=2") == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    for arguments, told in [
+        (("--from", str(tmp_path / "typo")), "typo"),
+        (("--from", str(tmp_path / "run")), "cannot be the model to start from and the folder of the new one"),
+        (("training.precision=float16",), "float16"),
+    ]:
+        assert train("run", "--force", *arguments) == 1
+        assert told in capfd.readouterr().err
+        assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_weights_that_are_not_finite_are_not_saved(
+    train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train("run", "training.schedule.peak=1e39", "training.save_every=1", "training.clip_norm=1.0") == 1
+    assert "the weights are not finite" in capfd.readouterr().err
+    assert not list((tmp_path / "run" / "training").glob("step-*"))
+
+
+def test_a_dry_run_from_a_model_takes_its_sizes(train: Train, folder: Path, tmp_path: Path) -> None:
+    assert train("run", "training.max_steps=1") == 0
+    open_model = folder / "open.toml"
+    open_model.write_text(CONFIG.replace("[model]\nn_layers = 1\nd_model = 16\nd_ff = 24\nn_heads = 2\n", ""))
+    assert exit_code(["train", str(open_model), "--from", str(tmp_path / "run"), "--dry-run"]) == 0

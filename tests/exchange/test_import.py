@@ -123,7 +123,7 @@ def test_text_never_becomes_a_control_token(marian: Get, tmp_path: Path) -> None
     assert tokenizer.bos_id == tokenizer.pad_id == 300
     assert tokenizer.eos_id == 0
     assert 300 in tokenizer.banned_ids
-    assert 1 not in tokenizer.banned_ids  # their search may choose <unk>, so ours may
+    assert 1 not in tokenizer.banned_ids  # theirs may choose <unk>, and so may what is exported; `translate` never does
 
 
 def test_the_folder_says_where_its_search_comes_from(marian: Get, tmp_path: Path) -> None:

@@ -136,15 +136,33 @@ def merged(batches: Sequence[Batch], pad_id: int, most_tokens: int) -> list[Batc
 
 
 def gathered(batches: Sequence[Batch], pad_id: int, most: int) -> list[Batch]:
-    """The same rows in at most `most` rectangles, each of neighbours in width, so that few positions become padding.
+    """The same rows in about `most` rectangles, each of neighbours in width, so that few positions become padding.
 
-    For whoever pays for each call: an update comes as many small tiles, so that its lengths are mixed.
+    For whoever pays for each call: an update comes as many small tiles, so that its lengths are mixed. No rectangle has
+    more than twice its share of the positions of all tiles on either side, or those of the largest tile: where one
+    source is far longer than its neighbours, there are more rectangles than `most`.
     """
     if len(batches) <= most:
         return list(batches)
     order = sorted(batches, key=lambda batch: (batch.tgt_out.size(1), batch.src.size(1)))
     ends = [round(len(order) * number / most) for number in range(most + 1)]
-    return [_merge(order[start:end], pad_id) for start, end in pairwise(ends)]
+    areas = [max(batch.src.numel(), batch.tgt_out.numel()) for batch in order]
+    limit = max(2 * sum(areas) // most, *areas)
+    return [_merge(group, pad_id) for start, end in pairwise(ends) for group in _within(order[start:end], limit)]
+
+
+def _within(batches: Sequence[Batch], limit: int) -> list[list[Batch]]:
+    """The batches in groups whose rectangle has at most `limit` positions on each side."""
+    groups: list[list[Batch]] = []
+    rows = widest = 0
+    for batch in batches:
+        width = max(batch.src.size(1), batch.tgt_out.size(1))
+        if not groups or (rows + len(batch)) * max(widest, width) > limit:
+            groups.append([])
+            rows = widest = 0
+        groups[-1].append(batch)
+        rows, widest = rows + len(batch), max(widest, width)
+    return groups
 
 
 def _merge(batches: Sequence[Batch], pad_id: int) -> Batch:

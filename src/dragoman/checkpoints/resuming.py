@@ -113,6 +113,20 @@ def continued(saved: Config, asked: Config, reset: frozenset[str] = frozenset())
     return asked
 
 
+def check_origin(facts: Mapping[str, Any], folder: Path, tokenizer: str, data: str, reset: frozenset[str]) -> None:
+    """ModelError where tokens, or the place in the data, would mean something else than when `folder` was saved.
+
+    `tokenizer` and `data` are the fingerprints of what there is now.
+    """
+    if facts.get("tokenizer", tokenizer) != tokenizer:
+        raise ModelError(f"{folder} was made with another tokenizer than the one that lies beside it")
+    if "data" not in reset and facts.get("data", data) != data:
+        raise ModelError(
+            f"the training corpus is not what it was when {folder} was saved, so the place in it means nothing: put "
+            "the corpus back, or begin it anew with --reset data"
+        )
+
+
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         if isinstance(value, Mapping):

@@ -107,6 +107,8 @@ def faults(folder: Path, *, resuming: bool = True) -> list[str]:
             wrong.append(f"{path} is missing")
         except OSError as error:
             wrong.append(f"{path} cannot be read: {error.strerror}")
+        except (KeyError, TypeError, ValueError):
+            wrong.append(f"{folder / MANIFEST} is damaged: it does not say what {name!r} should be")
     if resuming and STATE not in files:
         wrong.append(f"{folder} keeps its weights only")
     return wrong

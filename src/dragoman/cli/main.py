@@ -82,9 +82,10 @@ def exit_code(arguments: Sequence[str]) -> int:
         return close_stdout(1)
     except RuntimeError as error:
         # torch.OutOfMemoryError is a RuntimeError; its name is asked for, so that torch need not be loaded here.
-        if type(error).__name__ != "OutOfMemoryError":
+        if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
             raise
-        complain(f"the device is out of memory; smaller batches need less ({str(error).splitlines()[0]})")
+        advice = "smaller batches need less; in training, more accumulation at the same batch_tokens changes no result"
+        complain(f"the memory is not enough: {advice} ({str(error).splitlines()[0]})")
         return close_stdout(1)
 
 

@@ -62,7 +62,7 @@ def command(
     translator = load(model, device, precision, ensemble=ensemble or ())
     options = {"penalty": penalty, "batch_tokens": batch_tokens}
     for chunk in chunks(read_pairs(Corpus(tsv=path), invalid_utf8=invalid_utf8)):
-        pairs: list[tuple[str, Target]] = [(pair.src, pair.tgt.split() if tokens else pair.tgt) for pair in chunk]
+        pairs: list[tuple[str, Target]] = [(pair.src, pair.tgt.split(" ") if tokens else pair.tgt) for pair in chunk]
         for pair, found in zip(chunk, translator.score(pairs, alpha, **options), strict=True):
             if as_json:
                 told = {"line": pair.line, "source": pair.src, **found.as_dict()}

@@ -54,18 +54,19 @@ def command(
     run = load_run(config, set_ or [])
     _check_metric(run)
     # A job that the launcher starts again after a failure goes on where it was.
-    resume = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
+        resume, resets = True, frozenset()
     folder = out or Path("runs") / config.stem
     display: Display = Quiet() if quiet else (Bar() if sys.stderr.isatty() else Lines())
     if run.training.tensorboard and int(os.environ.get("RANK", "0")) == 0:
         display = Curves(display, folder)
+    if not _names_a_model(config, set_ or []):
+        # Where the file leaves the model open it is that of the folder whose weights are taken.
+        run = _with_model_of(run, folder if resume else from_)
     if dry_run:
         from dragoman.cli import dry_run as dry
 
         return dry.report(run, from_, device, display)
-    if not _names_a_model(config, set_ or []):
-        # Where the file leaves the model open it is that of the folder whose weights are taken.
-        run = _with_model_of(run, folder if resume else from_)
     return _train(run, folder, display, resume=resume, force=force, start_from=from_, reset=resets, device=device)
 
 
@@ -134,6 +135,7 @@ def _train(
             # counting the lines of a large one again would cost more than all else of a second start.
             dev = config.data.dev_corpus
             check_corpora([*config.data.train_corpora, *([dev] if dev is not None else [])])
+        _check_start(config, folder, start_from, device)
         resuming.claim(folder, resume=resume, force=force)
     if resume and (folder / CONFIG).exists():
         config = resuming.continued(read_config(folder), config, reset)
@@ -146,6 +148,30 @@ def _train(
     if first:
         display.end(outcome, folder)
     return 128 + outcome.stop if outcome.stop is not None else 0
+
+
+def _check_start(config: RunConfig, folder: Path, start_from: Path | None, device: str) -> None:
+    """Say what would stop the run, before an earlier one in `folder` is cleared away for it."""
+    import torch
+
+    from dragoman.checkpoints.store import WEIGHTS, empty_model
+    from dragoman.checkpoints.weights import load_into, load_tensors
+    from dragoman.errors import ModelError
+    from dragoman.tokens.tokenizer import load_tokenizer
+    from dragoman.training.precision import choose
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    choose(config.training.precision, torch.device(device))
+    if start_from is None:
+        return
+    if start_from.resolve() == folder.resolve():
+        raise ModelError(
+            f"{folder} cannot be the model to start from and the folder of the new one: give another --out"
+        )
+    weights, _ = load_tensors(start_from / WEIGHTS)
+    model = empty_model(config.model, load_tokenizer(start_from))
+    load_into(model, weights, str(start_from / WEIGHTS), f"the tokenizer of {start_from}")
 
 
 class Display:

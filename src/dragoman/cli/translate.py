@@ -192,16 +192,23 @@ def plain_line(translation: Translation) -> str:
 
 def aligned_line(translation: Translation) -> str:
     """text TAB pairs such as `0-0 2-1`, source token first."""
-    pairs = " ".join(f"{source}-{target}" for source, target in translation.alignment or [])
+    pairs = pairs_of(translation.alignment or [])
     return f"{escaped(translation.text)}\t{pairs}\n" if translation.hypotheses else "\n"
 
 
+def pairs_of(alignment: Iterable[tuple[int, int]]) -> str:
+    return " ".join(f"{source}-{target}" for source, target in alignment)
+
+
 def tsv_lines(translation: Translation) -> str:
-    """line TAB rank TAB score TAB text; a blank line has one such row, without a score and a text."""
+    """line TAB rank TAB score TAB text, and TAB alignment where that was asked for; a blank line has one such row,
+    without a score and a text."""
     if not translation.hypotheses:
         return f"{translation.line}\t1\t\t\n"
     return "".join(
-        f"{translation.line}\t{rank}\t{hypothesis.score:.6f}\t{escaped(hypothesis.text)}\n"
+        f"{translation.line}\t{rank}\t{hypothesis.score:.6f}\t{escaped(hypothesis.text)}"
+        + ("" if hypothesis.alignment is None else f"\t{pairs_of(hypothesis.alignment)}")
+        + "\n"
         for rank, hypothesis in enumerate(translation.hypotheses, 1)
     )
 

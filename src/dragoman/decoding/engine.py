@@ -18,7 +18,7 @@ from dragoman.decoding.constraints import Constraints
 from dragoman.decoding.continuous import ContinuousDecoder
 from dragoman.decoding.force import cut, mask_of, padded
 from dragoman.decoding.greedy import Choice, Likeliest, PathSearch
-from dragoman.decoding.options import DecodingConfig
+from dragoman.decoding.options import MOST_ROWS, DecodingConfig
 from dragoman.decoding.sampling import Draw, Filter, path_seed
 from dragoman.decoding.search import Hypothesis, Search, evaluating, run
 from dragoman.decoding.speculative import Speculation
@@ -74,7 +74,8 @@ def decode(
         found = model.run(jobs, make_search, width, options.batch_tokens, copies)
     else:
         found = {}
-        for batch in cut([len(job.src) for job in jobs], max(1, options.batch_tokens // width)):
+        lengths, most = [len(job.src) for job in jobs], max(1, MOST_ROWS // width)
+        for batch in cut(lengths, max(1, options.batch_tokens // width), most):
             sources = [jobs[i].src for i in batch]
             search, rows = _search_of(jobs, batch, options, rules, device)
             src, src_mask = padded(sources, rules.pad_id, device), mask_of(sources, device)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.decoding.search import evaluating
+from dragoman.decoding.search import evaluating, has_whole_pass
 
 
 def padded(rows: Sequence[Sequence[int]], filler: int, device: torch.device | str | None = None) -> Tensor:
@@ -23,11 +23,14 @@ def mask_of(rows: Sequence[Sequence[int]], device: torch.device | str | None = N
     return torch.arange(int(lengths.max()) if len(rows) else 0, device=device) < lengths[:, None]
 
 
-def cut(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of `lengths`, longest first, in batches whose rows x longest is at most `batch_tokens`, or of one row."""
+def cut(lengths: Sequence[int], batch_tokens: int, most: int | None = None) -> Iterator[list[int]]:
+    """Indices of `lengths`, longest first, in batches whose rows x longest is at most `batch_tokens`, or of one row.
+
+    `most`: rows of a batch, at most.
+    """
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > batch_tokens:
+        if batch and ((len(batch) + 1) * lengths[batch[0]] > batch_tokens or len(batch) == most):
             yield batch
             batch = []
         batch.append(index)
@@ -76,7 +79,7 @@ def _forced(
         return tgt_out.float()
     bos = torch.full_like(tgt_out[:, :1], bos_id)
     tgt_in = torch.cat([bos, tgt_out[:, :-1]], dim=1)  # shifted right
-    if bos_id == pad_id or not callable(model):
+    if bos_id == pad_id or not has_whole_pass(model):
         # A whole pass takes a pad for nothing to see, wherever it stands; here it is where decoding starts. And what is
         # made for decoding alone has no whole pass.
         logits = _stepped(model, src, src_mask, tgt_in)

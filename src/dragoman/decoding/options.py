@@ -10,6 +10,13 @@ from typing import Literal
 Penalty = Literal["paper", "none", "power", "average"]
 LongInput = Literal["split", "truncate", "error"]
 
+SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""Options that only sampling looks at, and the values that change nothing."""
+MOST_ROWS = 8192
+"""Hypotheses that one step computes at most (model/packed.py), and so of one sentence."""
+MOST_ALPHA = 20
+"""Beyond it a penalty is larger or smaller than any number."""
+
 
 @dataclass(frozen=True)
 class DecodingConfig:
@@ -40,7 +47,7 @@ class DecodingConfig:
     max_extra: int = 50
     """A translation ends after (source tokens with EOS) + max_extra tokens, finished or not."""
     min_length: int = 0
-    """Fewest target tokens, EOS included."""
+    """Fewest target tokens, EOS included; of a line that is split, of each part."""
     no_repeat_ngram: int = 0
     """No run of this many tokens comes twice in a translation; 0 allows it."""
     prefix: str = ""
@@ -48,7 +55,7 @@ class DecodingConfig:
     ban: tuple[str, ...] = ()
     """Texts whose token sequences are never generated."""
     keep: tuple[str, ...] = ()
-    """Regular expressions of what must come through unchanged, such as placeholders and tags."""
+    """Regular expressions of what must come through unchanged, such as placeholders and tags; one hypothesis a line."""
     alignment: bool = False
     """Report which source token each target token attended to most."""
     long_input: LongInput = "split"
@@ -70,8 +77,13 @@ class DecodingConfig:
             )
             if getattr(self, name) < least
         ]
-        if not math.isfinite(self.alpha):
-            wrong.append(f"alpha must be a finite number, not {self.alpha}")
+        wrong += [
+            f"{name} must be at most {MOST_ROWS:,}, not {getattr(self, name):,}"
+            for name in ("beam_size", "n_best")
+            if getattr(self, name) > MOST_ROWS
+        ]
+        if not -MOST_ALPHA <= self.alpha <= MOST_ALPHA:
+            wrong.append(f"alpha must be from {-MOST_ALPHA} to {MOST_ALPHA}, not {self.alpha}")
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
             wrong.append(f"temperature must be above 0, not {self.temperature}; greedy is the limit at 0")
         if not 0 < self.top_p <= 1:
@@ -83,6 +95,11 @@ class DecodingConfig:
                 re.compile(pattern)
             except re.error as error:
                 wrong.append(f"keep {pattern!r} is not a regular expression: {error}")
+        wrong += [
+            f"keep repairs one hypothesis of each line: {what} does not go with it"
+            for what, asked in (("n_best", self.n_best > 1), ("prefix", self.prefix), ("alignment", self.alignment))
+            if self.keep and asked
+        ]
         if self.greedy and self.sample:
             wrong.append("greedy and sample exclude each other: choose one")
         elif self.greedy and self.n_best > 1:

@@ -7,11 +7,10 @@ rounding, and scores can be recomputed in the same precision. They do not keep t
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dragoman.decoding.continuous import ContinuousDecoder
 from dragoman.decoding.ensemble import Ensemble
@@ -38,10 +37,11 @@ class Prepared:
         """The `Decodable` to search with; the model that was given stays as it is."""
         members = self.model.models if isinstance(self.model, Ensemble) else (self.model,)
         versions = tuple(
-            parameter._version
+            number
             for member in members
             if isinstance(member, nn.Module)
             for parameter in member.parameters()
+            for number in (parameter._version, parameter.data_ptr())  # changed in place, or replaced
         )
         if self._form is None or versions != self._made_from:
             self._form = prepared(self.model, self.precision)
@@ -60,8 +60,33 @@ def prepared(model: Any, precision: str) -> Any:
     if precision == "bfloat16":
         return copy.deepcopy(model).to(torch.bfloat16).eval()
     if precision == "int8":
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the module's own talk of where it will move
-            quantize: Any = torch.ao.quantization.quantize_dynamic
-            return quantize(model.float().eval(), {nn.Linear}, dtype=torch.qint8)
+        return _in_int8(copy.deepcopy(model).float().eval())
     return model
+
+
+def _in_int8(model: nn.Module) -> nn.Module:
+    """The model with the numbers of int8 in its linear layers, where nothing packs it: no faster than float32."""
+    for name, child in model.named_children():
+        if type(child) is nn.Linear:
+            setattr(model, name, Int8Linear(child))
+        else:
+            _in_int8(child)
+    return model
+
+
+class Int8Linear(nn.Module):
+    """A linear layer of 8 bits: weights with a scale for each output, inputs with one for each row, so that a row's
+    result does not depend on its neighbours. Products are exact in float32, their sums to rounding."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach()
+        self.scales = weight.abs().amax(dim=1).clamp(min=1e-12) / 127  # [out]
+        self.weight = (weight / self.scales[:, None]).round()  # [out, in], whole numbers
+        self.bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] -> [..., out]."""
+        scale = x.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / 127
+        y = nn.functional.linear((x / scale).round(), self.weight) * (scale * self.scales)
+        return y if self.bias is None else y + self.bias

@@ -124,6 +124,12 @@ def run(model: Decodable, src: Tensor, src_mask: Tensor | None, search: Search, 
 Results = dict[int, list[Hypothesis]]
 
 
+def has_whole_pass(model: Any) -> bool:
+    """Whether the model, or every member of an ensemble, computes all positions of given targets at once; what is made
+    for decoding alone only steps."""
+    return callable(model) and all(callable(member) for member in getattr(model, "models", ()))
+
+
 @contextlib.contextmanager
 def evaluating(model: Any) -> Iterator[None]:
     """The model without dropout, and afterwards as it was."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dragoman.decoding.constraints import NEVER, Constraints
 from dragoman.decoding.sampling import Filter, pick, uniform
+from dragoman.decoding.search import has_whole_pass
 
 LOOKAHEAD = 4
 """Tokens that the draft proposes at a time."""
@@ -70,7 +71,7 @@ class Speculation:
     ) -> None:
         """src and src_mask [1, S]; constraints of that one sentence."""
         # A whole pass takes a pad for nothing to see: where decoding starts with one, the model must step.
-        must_step = bos_id == getattr(model, "pad_id", None) or not callable(model)
+        must_step = bos_id == getattr(model, "pad_id", None) or not has_whole_pass(model)
         self.model = Reader(model, src, src_mask) if must_step else WholePass(model, src, src_mask)
         self.draft = Reader(draft, src, src_mask)
         self.constraints = constraints

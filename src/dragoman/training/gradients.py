@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dragoman.batches.batch import gathered, merged
+from dragoman.model.fused import use_sdpa
 from dragoman.model.transformer import Transformer
 from dragoman.training import parallel
 from dragoman.training.feed import Share
@@ -26,6 +27,8 @@ from dragoman.training.precision import Chosen, autocast
 
 MOST_RECTANGLES = 8
 """Passes that a micro-batch is cut into: more would be small, and fewer would be padding."""
+GPU_RECTANGLE = 8192
+"""Tokens a side that a GPU's rectangle should have at least: smaller ones wait for the host."""
 MERGED_TOKENS = 8192
 """Tokens a side that lanes work through together: enough to be fast, and few enough to bound their memory."""
 
@@ -117,6 +120,8 @@ class ByAutograd:
         self.world, self.precision, self.beat = world, precision, beat
         self.compiled = config.compile
         self.most = MOST_RECTANGLES * config.accumulation
+        if world.device.type == "cuda":
+            self.most = min(self.most, max(config.batch_tokens // (GPU_RECTANGLE * world.size), config.accumulation))
         self.how = "PyTorch's autograd"
         self.loss = LossModule(model, config, pad_id)
         if self.compiled:
@@ -246,6 +251,8 @@ def choose(
         and (world.size == 1 or config.parallel == "ddp")
     ):
         return InLanes(model, config, world, precision, beat)
+    if world.device.type == "cuda":
+        use_sdpa(model)
     if config.activation_checkpointing:
         parallel.remember_less(model)
     return ByAutograd(model, config, pad_id, world, precision, beat)

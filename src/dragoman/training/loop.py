@@ -100,6 +100,7 @@ class Loop:
         self.empty = 0
         self._in_a_row = 0
         self._norm = 0.0
+        self._is_apart = False
         self._signal: signal.Signals | None = None
 
     def request_stop(self, number: signal.Signals) -> None:
@@ -156,12 +157,13 @@ class Loop:
         sent = [float(self._signal == number) for number in SIGNALS]
         now = minutes + (time.perf_counter() - begun) / 60
         first = now if self.world.is_first else 0.0
-        earlier = self._norm if self.world.is_first else 0.0
-        loss, plain, tokens, src_padded, tgt_padded, self.minutes, earlier, *sent = self.world.sum(
-            [loss, plain, tokens, *padded, first, earlier, *sent]
+        before = self._norm if self.world.is_first else 0.0
+        loss, plain, tokens, src_padded, tgt_padded, self.minutes, before, apart, *sent = self.world.sum(
+            [loss, plain, tokens, *padded, first, before, float(self._is_apart), *sent]
         )
-        # Told an update later, so that it costs no message of its own.
-        parallel.check_norms(self._norm, earlier, self.world.rank, self.step)
+        if apart:
+            self._check_gradients()
+        self._is_apart = parallel.is_apart(self._norm, before)  # told an update later: it costs no message of its own
         norm = self._unscaled_norm(share.n_tokens / tokens)
         rate = self.rate()
         # The norm is that of the sum over all ranks, so all come to the same decision.
@@ -259,6 +261,13 @@ class Loop:
             )
 
     # -- what resuming needs -----------------------------------------------------------------------------------------
+
+    def _check_gradients(self) -> None:
+        """TrainingError where a rank's gradients are not those of the others; every rank must call this."""
+        if self.config.parallel == "ddp":
+            found = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+            parallel.check_copies(found, self.world, self.step, "gradients")
+        self.warn(f"the gradient norms of the ranks differed after step {self.step}; now they agree")
 
     def check_copies(self) -> None:
         """TrainingError where a rank's weights are not those of the others; every rank must call this."""

@@ -120,7 +120,9 @@ AGREEMENT = 1e-3
 
 
 @torch.no_grad()
-def check_copies(parameters: Mapping[str, Tensor], world: World, step: int) -> None:
+def check_copies(
+    parameters: Mapping[str, Tensor], world: World, step: int, what: Literal["weights", "gradients"] = "weights"
+) -> None:
     """Every rank has the weights of the first, or TrainingError on all of them, with the rank and the parameter.
 
     For copies, not for shares (`fsdp`); every rank must call this.
@@ -135,18 +137,14 @@ def check_copies(parameters: Mapping[str, Tensor], world: World, step: int) -> N
         rank, index = divmod(int(apart.argmax()), apart.size(1))
         ours, theirs = (float(everyone[each, index]) ** 0.5 for each in (0, rank))
         raise TrainingError(
-            f"after step {step} the weights of rank {rank} are not those of rank 0: "
+            f"after step {step} the {what} of rank {rank} are not those of rank 0: "
             f"{list(parameters)[index]} has the norm {theirs:g} and not {ours:g}. {CAUSES}"
         )
 
 
-def check_norms(norm: float, first: float, rank: int, step: int) -> None:
-    """The gradient norm of this rank is that of the first, or TrainingError."""
-    if abs(norm - first) > AGREEMENT * abs(first):
-        raise TrainingError(
-            f"at step {step} the gradient of rank {rank} is not that of rank 0: its norm is {norm:g}, not {first:g}, "
-            f"where every rank should have the sum of all. {CAUSES}"
-        )
+def is_apart(norm: float, first: float) -> bool:
+    """Whether this rank's gradient norm is not that of the first rank, which should have the same sum of all."""
+    return abs(norm - first) > AGREEMENT * abs(first)
 
 
 CAUSES = (
