@@ -44,6 +44,9 @@ from dragoman.training.stopping import stopping_at_signals
 from dragoman.training.validation import DevSet
 from dragoman.translator import Translator
 
+BETWEEN_BEATS = 256
+"""Lines that a validation translates between two signs of life."""
+
 
 @dataclass(frozen=True)
 class Dev:
@@ -351,11 +354,12 @@ class Run:
         model.eval()
         pairs = self._dev_pairs()
         translator = Translator(model, self.tokenizer, replace(self.config, decoding=DecodingConfig(greedy=True)))
-        texts = []
+        texts: list[str] = []
         logging.disable(logging.WARNING)  # an untrained model's empty lines need not be named one by one
         try:
-            for translation in translator.stream(pair.src for pair in pairs):
-                texts.append(translation.text)
+            while len(texts) < len(pairs):
+                some = pairs[len(texts) : len(texts) + BETWEEN_BEATS]
+                texts += [translation.text for translation in translator.translate([pair.src for pair in some])]
                 beat()
         finally:
             logging.disable(logging.NOTSET)

@@ -290,6 +290,7 @@ def test_the_last_checkpoints_are_averaged_at_the_end_and_by_the_verb(
     (record,) = metrics(tmp_path / "run", "average")
     assert record["of"] == 3
     assert exit_code(["average", str(tmp_path / "run"), "--last", "3", "--out", str(tmp_path / "mean")]) == 0
+    assert exit_code(["average", str(tmp_path / "run"), "--last", "3", "--out", str(tmp_path / "run"), "--force"]) == 1
     assert "cannot be resumed" in capfd.readouterr().err
     own, verb = load_model(tmp_path / "run").model, load_model(tmp_path / "mean").model
     assert all((a == b).all() for a, b in zip(own.parameters(), verb.parameters(), strict=True))

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from dragoman.errors import ModelError
+
 
 def command(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL…", help="A run, with --last; or several models.")],
@@ -24,6 +26,8 @@ def command(
     from dragoman.checkpoints.average import average_folders, inputs
     from dragoman.checkpoints.resuming import claim
 
+    if out.resolve() in {model.resolve() for model in models}:
+        raise ModelError(f"{out} is one of the models to average: give another --out")
     files = inputs(models, last)
     claim(out, resume=False, force=force)
     count = average_folders(models[0], files, out)

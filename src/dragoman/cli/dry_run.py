@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dragoman.errors import TrainingError
+
 if TYPE_CHECKING:
     from dragoman.run import RunConfig
     from dragoman.trainer import Observer, Run
@@ -43,11 +45,13 @@ def describe(run: Run) -> list[tuple[str, str]]:
             tokens.append(made.tokens)
             padded.append(1 - made.tokens / made.tgt_padded)
     batches = run.stream.batches_per_epoch(0)
-    per_update = statistics.median(seconds) if seconds else float("nan")
+    per_update = statistics.median(seconds)
     weights = 4 * run.n_parameters
     ranks = run.world.size if config.parallel == "fsdp" else 1
     means = 1 if config.ema is not None else 0
-    total = run.config.training.max_steps or batches * (config.max_epochs or 1)
+    total = loop.total_steps or batches
+    if not seconds:
+        raise TrainingError("no update could be made: their losses or gradients are not finite")
     lines = [
         ("parameters", f"{run.n_parameters:,}"),
         ("vocabulary", f"{len(run.tokenizer):,}"),

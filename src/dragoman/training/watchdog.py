@@ -37,6 +37,10 @@ class Watchdog:
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
+    @property
+    def _interval(self) -> float:
+        return min(5.0, max(0.05, self.seconds / 10))
+
     def start(self) -> None:
         """Begin to watch."""
         self.thread.start()
@@ -53,7 +57,7 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
 
     def _watch(self) -> None:
-        interval = min(5.0, max(0.05, self.seconds / 10))
+        interval = self._interval
         seen: list[int] = []
         last = time.monotonic()
         while not self.stopped.wait(interval):
@@ -88,6 +92,7 @@ class Watchdog:
         )
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         sys.stderr.flush()
-        # The others have been silent as long, to within an interval; leave them the time to say where they stand.
-        time.sleep(min(5.0, 1.0 + self.seconds / 5) if self.size > 1 else 0.0)
+        # The others have been silent as long, to within an interval; leave them the time to say where they stand, be it
+        # by the timer of one that cannot.
+        time.sleep(2 * self._interval + 2.0 if self.size > 1 else 0.0)
         os._exit(1)
