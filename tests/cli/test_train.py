@@ -435,3 +435,8 @@ def test_a_dry_run_from_a_model_takes_its_sizes(train: Train, folder: Path, tmp_
     open_model = folder / "open.toml"
     open_model.write_text(CONFIG.replace("[model]\nn_layers = 1\nd_model = 16\nd_ff = 24\nn_heads = 2\n", ""))
     assert exit_code(["train", str(open_model), "--from", str(tmp_path / "run"), "--dry-run"]) == 0
+
+
+def test_a_dry_run_without_a_finite_update_says_so(train: Train, capfd: pytest.CaptureFixture[str]) -> None:
+    assert train("run", "--dry-run", "training.schedule.peak=1e38") == 1
+    assert "no update could be made" in capfd.readouterr().err

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gc
-import platform
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.model import native
 from dragoman.model import packed as packed_module
 from dragoman.model.choices import EncoderDecoderSpec, PaperSpec, Positionwise, Sinusoidal
 from dragoman.model.packed import PackedModel
@@ -192,19 +190,9 @@ def test_any_number_of_rows_gives_the_models_logits(model: nn.Module, precision:
     assert_same_logits(model, precision, rows)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the other processors named here are of the x86-64 family")
-@pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3"])
 @torch.no_grad()
-def test_processors_without_wide_registers_give_the_same(
-    processor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags = [flag.replace("native", processor) for flag in native.FLAGS[".cpp"]]
-    monkeypatch.setitem(native.FLAGS, ".cpp", flags)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library = native.loaded.__wrapped__("decoding.cpp")
-    if library is None:
-        pytest.skip("no C++ compiler here")
-    monkeypatch.setattr(native, "loaded", lambda name: library)
+def test_code_for_other_processors_gives_the_same_logits(use_code_for_another_processor: Callable[[str], None]) -> None:
+    use_code_for_another_processor("decoding.cpp")
     torch.manual_seed(5)
     for precision in TOLERANCE:
         assert_same_logits(SPECS["marian"].build(V, 0).eval(), precision, rows=11)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import platform
+from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -139,21 +138,10 @@ def test_weights_that_it_cannot_lay_out_are_refused() -> None:
         LaidOut([torch.randn(8, 32).bfloat16()], [None], torch.bfloat16)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the other processors named here are of the x86-64 family")
-@pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3", "x86-64-v4"])
 def test_code_for_other_processors_gives_the_same(
-    processor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    use_code_for_another_processor: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needed = {"x86-64": "sse2", "x86-64-v3": "avx2", "x86-64-v4": "avx512vl"}[processor]
-    if needed not in native._processor():
-        pytest.skip("this processor cannot run it")
-    flags = [flag.replace("native", processor) for flag in native.FLAGS[".cpp"]]
-    monkeypatch.setitem(native.FLAGS, ".cpp", flags)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library = native.loaded.__wrapped__("layers.cpp")
-    if library is None:
-        pytest.skip("no C++ compiler here")
-    monkeypatch.setattr(native, "loaded", lambda name: library)
+    use_code_for_another_processor("layers.cpp")
     bound = projections._library.__wrapped__()
     monkeypatch.setattr(projections, "_library", lambda: bound)
     torch.manual_seed(4)

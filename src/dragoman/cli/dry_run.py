@@ -44,14 +44,14 @@ def describe(run: Run) -> list[tuple[str, str]]:
             seconds.append(made.seconds)
             tokens.append(made.tokens)
             padded.append(1 - made.tokens / made.tgt_padded)
+    if not seconds:
+        raise TrainingError("no update could be made: their losses or gradients are not finite")
     batches = run.stream.batches_per_epoch(0)
     per_update = statistics.median(seconds)
     weights = 4 * run.n_parameters
     ranks = run.world.size if config.parallel == "fsdp" else 1
     means = 1 if config.ema is not None else 0
     total = loop.total_steps or batches
-    if not seconds:
-        raise TrainingError("no update could be made: their losses or gradients are not finite")
     lines = [
         ("parameters", f"{run.n_parameters:,}"),
         ("vocabulary", f"{len(run.tokenizer):,}"),

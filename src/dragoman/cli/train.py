@@ -135,7 +135,8 @@ def _train(
             # counting the lines of a large one again would cost more than all else of a second start.
             dev = config.data.dev_corpus
             check_corpora([*config.data.train_corpora, *([dev] if dev is not None else [])])
-        _check_start(config, folder, start_from, device)
+        if force:
+            _check_start(config, folder, start_from, device)
         resuming.claim(folder, resume=resume, force=force)
     if resume and (folder / CONFIG).exists():
         config = resuming.continued(read_config(folder), config, reset)

@@ -198,6 +198,16 @@ void gradients(const T* dy, int64_t stride, const T* x, int64_t n, int64_t m, in
     }
 }
 
+template <typename Work>
+int lacks_memory(const Work& work) {
+    try {
+        work();
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+    return 0;
+}
+
 template <typename T>
 void lay_out_both(const float* w, int64_t rows, int64_t k, int64_t first, int64_t m, int32_t* forward, int32_t* backward) {
     lay_out_inputs<T>(w, rows, k, first, forward);
@@ -241,19 +251,9 @@ void multiply_bfloat16(const uint16_t* x, long stride, long rows, long inputs, c
 
 // dw [m, k] = or += dy^T [m, n] x [n, k], db [m] = or += the sums of dy's columns. Returns 1 where memory is short.
 int gradients_float32(const float* dy, long stride, const float* x, long n, long m, long k, int add, float* dw, float* db) {
-    try {
-        gradients(dy, stride, x, n, m, k, add, dw, db);
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
-    return 0;
+    return lacks_memory([&] { gradients(dy, stride, x, n, m, k, add, dw, db); });
 }
 int gradients_bfloat16(const uint16_t* dy, long stride, const uint16_t* x, long n, long m, long k, int add, float* dw, float* db) {
-    try {
-        gradients(dy, stride, x, n, m, k, add, dw, db);
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
-    return 0;
+    return lacks_memory([&] { gradients(dy, stride, x, n, m, k, add, dw, db); });
 }
 }

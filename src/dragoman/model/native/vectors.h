@@ -42,4 +42,3 @@ INLINE void transpose(vec r[16]) {
 #pragma GCC unroll 16
     SWAP(1)
 }
-
