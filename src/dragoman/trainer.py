@@ -98,13 +98,13 @@ class Run:
         config: RunConfig,
         out: Path,
         observer: Observer,
+        world: parallel.World,
         *,
         start_from: Path | None = None,
         resume: bool = False,
-        device: str = "auto",
     ) -> None:
         """Prepare: tokenizer, binarised data, model. The folder `out` is made, and is not yet a model."""
-        self.world = parallel.join(device)
+        self.world = world
         training = replace(
             config.training,
             precision=choose(config.training.precision, self.world.device),
@@ -485,12 +485,3 @@ class Run:
     def n_parameters(self) -> int:
         """Of the model, tied ones counted once."""
         return sum(parameter.numel() for parameter in self.loop.parameters.values())
-
-
-@contextlib.contextmanager
-def leaving() -> Iterator[None]:
-    """After the block the process is no longer one of a job's ranks."""
-    try:
-        yield
-    finally:
-        parallel.leave()

@@ -41,7 +41,11 @@ def main() -> None:
     random = np.random.default_rng(5)
     lengths = random.integers(1, 14, size=(61, 2))
     corpus = PairedIds.from_lists(*([random.integers(4, 23, size=n).tolist() for n in side] for side in lengths.T))
-    world = parallel.join("cpu")
+    with parallel.joined("cpu") as world:
+        train(options, corpus, world)
+
+
+def train(options: argparse.Namespace, corpus: PairedIds, world: parallel.World) -> None:
     watchdog = world.watchdog(options.hang_seconds)
     config = TrainingConfig(
         max_steps=options.steps,
@@ -100,7 +104,6 @@ def main() -> None:
         save_tensors(options.out / "state.safetensors", state)
         (options.out / "facts.json").write_text(json.dumps(loop.facts()))
         (options.out / "losses.json").write_text(json.dumps(losses))
-    parallel.leave()
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ UPDATES = 5
 
 def report(config: RunConfig, start_from: Path | None, device: str, observer: Observer) -> int:
     """Prepare the run in a folder that is thrown away, make a few updates, and print what they tell to stdout."""
-    from dragoman.trainer import Run, leaving
+    from dragoman.trainer import Run
+    from dragoman.training.parallel import joined
 
-    with tempfile.TemporaryDirectory(prefix="dragoman-") as folder, leaving():
-        run = Run(config, Path(folder), observer, start_from=start_from, device=device)
+    with tempfile.TemporaryDirectory(prefix="dragoman-") as folder, joined(device) as world:
+        run = Run(config, Path(folder), observer, world, start_from=start_from)
         lines = describe(run)
         if run.world.is_first:
             sys.stdout.write("".join(f"{name:<28}{value}\n" for name, value in lines))

@@ -14,9 +14,12 @@ import typer
 from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
+    import torch
+
     from dragoman.run import RunConfig
     from dragoman.trainer import Dev, Outcome
     from dragoman.training.loop import Loop, Report
+    from dragoman.training.parallel import World
 
 
 def command(
@@ -53,21 +56,25 @@ def command(
     # All faults of the file are named before anything is written.
     run = load_run(config, set_ or [])
     _check_metric(run)
-    # A job that the launcher starts again after a failure goes on where it was.
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
-        resume, resets = True, frozenset()
     folder = out or Path("runs") / config.stem
     display: Display = Quiet() if quiet else (Bar() if sys.stderr.isatty() else Lines())
     if run.training.tensorboard and int(os.environ.get("RANK", "0")) == 0:
         display = Curves(display, folder)
-    if not _names_a_model(config, set_ or []):
-        # Where the file leaves the model open it is that of the folder whose weights are taken.
-        run = _with_model_of(run, folder if resume else from_)
+    named = _names_a_model(config, set_ or [])
     if dry_run:
         from dragoman.cli import dry_run as dry
 
-        return dry.report(run, from_, device, display)
-    return _train(run, folder, display, resume=resume, force=force, start_from=from_, reset=resets, device=device)
+        return dry.report(run if named else _with_model_of(run, from_), from_, device, display)
+    from dragoman.training.parallel import joined
+
+    with joined(device) as world:
+        # A job that the launcher starts again after a failure goes on where it was.
+        if world.start is not None and world.start.restarted:
+            resume, force, resets = True, False, frozenset()
+        if not named:
+            # Where the file leaves the model open it is that of the folder whose weights are taken.
+            run = _with_model_of(run, folder if resume else from_)
+        return _train(run, folder, display, world, resume=resume, force=force, start_from=from_, reset=resets)
 
 
 def _check(resets: frozenset[str], resume: bool, force: bool, start_from: Path | None, dry_run: bool) -> None:
@@ -116,54 +123,51 @@ def _train(
     config: RunConfig,
     folder: Path,
     display: Display,
+    world: World,
     *,
     resume: bool,
     force: bool,
     start_from: Path | None,
     reset: frozenset[str],
-    device: str,
 ) -> int:
     from dragoman.checkpoints import resuming
     from dragoman.checkpoints.store import CONFIG, TRAINING, read_config
     from dragoman.text.corpus import check_corpora
-    from dragoman.trainer import Run, leaving
+    from dragoman.trainer import Run
 
-    first = int(os.environ.get("RANK", "0")) == 0
-    if first:
+    if world.is_first:
         if not (folder / TRAINING / "data" / "train" / "index.json").exists():
             # What is wrong with the corpora is said before the folder is touched. Once binarised they were right, and
             # counting the lines of a large one again would cost more than all else of a second start.
             dev = config.data.dev_corpus
             check_corpora([*config.data.train_corpora, *([dev] if dev is not None else [])])
         if force:
-            _check_start(config, folder, start_from, device)
+            _check_start(config, folder, start_from, world.device)
         resuming.claim(folder, resume=resume, force=force)
+        if world.start is not None:
+            world.start.begun()
     if resume and (folder / CONFIG).exists():
         config = resuming.continued(read_config(folder), config, reset)
-    with display, leaving():
-        run = Run(config, folder, display, start_from=start_from, resume=resume, device=device)
+    with display:
+        run = Run(config, folder, display, world, start_from=start_from, resume=resume)
         if resume:
             run.resume(reset)
         display.begin(run.loop, run.n_parameters)
         outcome = run.train()
-    if first:
+    if world.is_first:
         display.end(outcome, folder)
     return 128 + outcome.stop if outcome.stop is not None else 0
 
 
-def _check_start(config: RunConfig, folder: Path, start_from: Path | None, device: str) -> None:
+def _check_start(config: RunConfig, folder: Path, start_from: Path | None, device: torch.device) -> None:
     """Say what would stop the run, before an earlier one in `folder` is cleared away for it."""
-    import torch
-
     from dragoman.checkpoints.store import WEIGHTS, empty_model
     from dragoman.checkpoints.weights import load_into, load_tensors
     from dragoman.errors import ModelError
     from dragoman.tokens.tokenizer import load_tokenizer
     from dragoman.training.precision import choose
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    choose(config.training.precision, torch.device(device))
+    choose(config.training.precision, device)
     if start_from is None:
         return
     if start_from.resolve() == folder.resolve():

@@ -7,20 +7,21 @@ micro-batches, so all take equally many steps whatever the corpus.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distributed gives them no typed name
 from torch.utils.checkpoint import checkpoint
 
 from dragoman.errors import TrainingError
+from dragoman.training.rendezvous import Start, meet
 from dragoman.training.watchdog import Watchdog
 
 
@@ -31,8 +32,8 @@ class World:
     rank: int = 0
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    restarts: int = 0
-    """How often the launcher has started this job again after a failure."""
+    start: Start | None = None
+    """What a launcher's ranks agreed on; None without a launcher."""
 
     @property
     def is_first(self) -> bool:
@@ -60,19 +61,14 @@ class World:
 
     def watchdog(self, seconds: float) -> Watchdog:
         """A watchdog for this process that sees the beats of all."""
-        if self.size == 1:
+        if self.size == 1 or self.start is None:
             return Watchdog(seconds)
-        store = TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=False,
-            timeout=datetime.timedelta(seconds=60),
-        )
-        return Watchdog(seconds, self.rank, self.size, PrefixStore(f"dragoman-{self.restarts}", store))
+        return Watchdog(seconds, self.rank, self.size, self.start.connect())
 
 
-def join(device: str = "auto") -> World:
-    """The world that the environment describes: that of `torchrun`, or one process alone."""
+@contextlib.contextmanager
+def joined(device: str = "auto") -> Iterator[World]:
+    """Within the block, the world that the environment describes: that of `torchrun`, or one process alone."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -81,20 +77,22 @@ def join(device: str = "auto") -> World:
     place = torch.device(f"cuda:{local}") if device == "cuda" else torch.device(device)
     if place.type == "cuda":
         torch.cuda.set_device(place)
-    if size > 1:
+    start = meet(rank, size) if size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else None
+    if size > 1 and start is not None:
         # How long a silence may last is the watchdog's business, which shows stacks; this is only its backstop.
         dist.init_process_group(
             "nccl" if place.type == "cuda" else "gloo",
+            store=start.store,
+            rank=rank,
+            world_size=size,
             timeout=datetime.timedelta(days=1),
             device_id=place if place.type == "cuda" else None,
         )
-    return World(rank, size, place, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
-
-
-def leave() -> None:
-    """Take leave of the other ranks, if there are any."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    try:
+        yield World(rank, size, place, start)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def wrap(module: nn.Module, model: nn.Module, world: World, parallel: Literal["ddp", "fsdp"]) -> nn.Module:
