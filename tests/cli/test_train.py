@@ -119,6 +119,8 @@ def test_a_run_leaves_a_folder_that_is_a_model(train: Train, tmp_path: Path, cap
 RESUMED = [
     pytest.param(["training.precision=float32", "training.lanes=2"], id="float32"),
     pytest.param(["training.precision=bfloat16", "training.ema=0.9"], id="bfloat16"),
+    pytest.param(["training.r_drop=5", "training.lanes=2"], id="r_drop"),
+    pytest.param(["training.r_drop=5", "training.activation_checkpointing=true"], id="r_drop by autograd"),
 ]
 
 
@@ -192,6 +194,7 @@ def test_a_folder_in_use_is_refused_unless_forced(
         (["--reset", "step"], 2, "--reset goes with --resume"),
         (["--resume", "--force"], 2, "choose one"),
         (["--resum"], 2, "did you mean --resume"),
+        (["training.r_drop=5", "model.dropout=0.0"], 1, "training.r_drop compares two draws of dropout"),
         (["training.precision=float16", "--device", "cpu"], 1, "float16 training needs a GPU"),
     ],
 )

@@ -55,7 +55,7 @@ def command(
 
     # All faults of the file are named before anything is written.
     run = load_run(config, set_ or [])
-    _check_metric(run)
+    _check_together(run)
     folder = out or Path("runs") / config.stem
     display: Display = Quiet() if quiet else (Bar() if sys.stderr.isatty() else Lines())
     if run.training.tensorboard and int(os.environ.get("RANK", "0")) == 0:
@@ -94,12 +94,15 @@ def _check(resets: frozenset[str], resume: bool, force: bool, start_from: Path |
         raise UsageError(problems)
 
 
-def _check_metric(run: RunConfig) -> None:
+def _check_together(run: RunConfig) -> None:
+    """What only the whole file can tell."""
     from dragoman.errors import ConfigError
 
     training = run.training
     if run.data.dev_corpus is None and (training.patience is not None or training.metric != "loss"):
         raise ConfigError("training.patience and training.metric watch the dev set: name one as data.dev")
+    if training.r_drop and getattr(run.model, "dropout", None) == 0.0:
+        raise ConfigError("training.r_drop compares two draws of dropout, and model.dropout is 0: change one of them")
 
 
 def _names_a_model(config: Path, overrides: list[str]) -> bool:

@@ -45,6 +45,7 @@ class CompiledKernels(Kernels):
             "attention_forward": [*heads, p, n, p],
             "attention_backward": [*heads, p, p, n, p, n, p, n, p, n],
             "smoothed_loss": [n, n, p, p, n, f, f, n, p],
+            "r_drop_loss": [n, n, p, p, p, n, f, f, n, f, p],
         }
         functions = {}
         for name, arguments in signatures.items():
@@ -164,6 +165,26 @@ class CompiledKernels(Kernels):
         self._call(
             "smoothed_loss", logits.dtype, *logits.shape, _pointer(logits), _pointer(targets), pad_id, on, off,
             -1 if never is None else never, _pointer(sums),
+        )  # fmt: skip
+        return float(sums[0]), float(sums[1])
+
+    def r_drop_loss(
+        self,
+        first: Tensor,
+        second: Tensor,
+        targets: Tensor,
+        pad_id: int,
+        on: float,
+        off: float,
+        never: int | None,
+        alpha: float,
+    ) -> tuple[float, float]:
+        targets = targets.contiguous()
+        _check_indices(targets, first.size(1))
+        sums = torch.zeros(2, dtype=torch.float64)
+        self._call(
+            "r_drop_loss", first.dtype, *first.shape, _pointer(first), _pointer(second), _pointer(targets), pad_id, on,
+            off, -1 if never is None else never, alpha, _pointer(sums),
         )  # fmt: skip
         return float(sums[0]), float(sums[1])
 

@@ -228,3 +228,34 @@ class Kernels:
         gradient.scatter_add_(1, targets[:, None], gradient.new_full((logits.size(0), 1), off - on))
         logits.copy_(gradient.masked_fill_(~real, 0.0))
         return float(-(on - off) * at_target - off * everywhere), float(-at_target)
+
+    def r_drop_loss(
+        self,
+        first: Tensor,
+        second: Tensor,
+        targets: Tensor,
+        pad_id: int,
+        on: float,
+        off: float,
+        never: int | None,
+        alpha: float,
+    ) -> tuple[float, float]:
+        """first, second [n, V]: logits of two passes with the same targets -> both replaced by their gradients of
+
+            1/2 the sum of their smoothed losses + alpha / 4 (KL(p || r) + KL(r || p)), p and r their distributions
+
+        (R-Drop, Liang et al. 2021, arXiv:2106.14448, eq. 4, halved); that sum, and half the sum of their -log p.
+        """
+        real = (targets != pad_id)[:, None]  # [n, 1]
+        log_p, log_r = (x.log_softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (first, second))
+        p, r, apart = log_p.exp(), log_r.exp(), log_p - log_r
+        p_mean, r_mean = ((x * apart).sum(-1, keepdim=True) for x in (p, r))  # KL(p || r), -KL(r || p)
+        pull = alpha / 4.0
+        loss = pull * float(torch.where(real, p_mean - r_mean, 0.0).sum(dtype=torch.float64))
+        nll = 0.0
+        pulls = p * (apart - p_mean) + p - r, r * (r_mean - apart) + r - p
+        for logits, toward in zip((first, second), pulls, strict=True):
+            smoothed, plain = self.smoothed_loss(logits, targets, pad_id, on, off, never)
+            loss, nll = loss + smoothed / 2.0, nll + plain / 2.0
+            logits.copy_(logits / 2.0 + pull * torch.where(real, toward, 0.0))
+        return loss, nll

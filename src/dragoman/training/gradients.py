@@ -21,7 +21,7 @@ from dragoman.model.transformer import Transformer
 from dragoman.training import parallel
 from dragoman.training.feed import Share
 from dragoman.training.lanes import Lanes
-from dragoman.training.loss import projected_loss, smoothed_cross_entropy
+from dragoman.training.loss import projected_loss, r_drop_cross_entropy, smoothed_cross_entropy
 from dragoman.training.options import TrainingConfig
 from dragoman.training.precision import Chosen, autocast
 
@@ -63,6 +63,7 @@ class LossModule(nn.Module):
         super().__init__()
         self.model = model
         self.label_smoothing, self.smoothing, self.pad_id = config.label_smoothing, config.smoothing, pad_id
+        self.r_drop = config.r_drop
         self.sampled = 0.0
 
     def forward(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,24 +75,35 @@ class LossModule(nn.Module):
         model: Any = self.model
         if self.sampled and self.training:
             tgt_in = self.guess(src, tgt_in)
+        if self.r_drop:
+            src, tgt_in = torch.cat([src, src]), torch.cat([tgt_in, tgt_in])
         if not hasattr(model, "features"):
             logits = model(src, tgt_in)  # [B, T, V]
+            if self.r_drop:
+                first, second = logits.chunk(2)
+                loss = r_drop_cross_entropy(
+                    first, second, tgt_out, self.label_smoothing, self.pad_id, self.r_drop, self.smoothing
+                )
+                plain = smoothed_cross_entropy(logits.detach(), torch.cat([tgt_out, tgt_out]), 0.0, self.pad_id)[0]
+                return loss, plain / 2.0
             loss, _ = smoothed_cross_entropy(logits, tgt_out, self.label_smoothing, self.pad_id, self.smoothing)
             return loss, smoothed_cross_entropy(logits.detach(), tgt_out, 0.0, self.pad_id)[0]
         x = model.features(src, tgt_in)  # [B, T, D]
         real = tgt_out != self.pad_id
+        x = torch.cat([each[real] for each in x.chunk(2)]) if self.r_drop else x[real]
         generator = model.generator
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         with torch.autocast(x.device.type, enabled=False):
             return projected_loss(
-                x[real],
+                x,
                 generator.weight,
                 generator.bias,
                 tgt_out[real],
                 self.label_smoothing,
                 self.pad_id,
                 self.smoothing,
+                r_drop=self.r_drop,
             )
 
     @torch.no_grad()
@@ -189,11 +201,12 @@ class InLanes:
     def of(self, share: Share, scale: float, seed: int) -> tuple[float, float]:
         loss = plain = 0.0
         # Lanes compute nothing at padding, so tiles need not stay rectangles.
-        batches = merged([batch for batch in share.batches if len(batch)], self.pad_id, MERGED_TOKENS)
+        config = self.config
+        most = MERGED_TOKENS // (2 if config.r_drop else 1)
+        batches = merged([batch for batch in share.batches if len(batch)], self.pad_id, most)
         if batches:
-            config = self.config
             loss, plain = self.lanes.gradients(
-                batches, max(1, share.n_tokens), seed, config.label_smoothing, config.smoothing
+                batches, max(1, share.n_tokens), seed, config.label_smoothing, config.smoothing, config.r_drop
             )
         else:
             for parameter in self.parameters:

@@ -90,17 +90,21 @@ class Lanes:
         seed: int = 0,
         label_smoothing: float = 0.1,
         convention: Convention = "paper",
+        r_drop: float = 0.0,
     ) -> tuple[float, float]:
         """Sets `.grad` of every parameter to that of loss_sum / n_tokens, and returns (loss_sum, nll_sum).
 
         `batches` are the micro-batches of one update on this machine; `n_tokens` the real targets of the whole update,
-        on all machines. Dropout follows the model's mode: `model.train()` has it. Where a loss is not finite the
+        on all machines. Dropout follows the model's mode: `model.train()` has it. With `r_drop` each row is
+        computed twice, with masks of its own each time (`r_drop_cross_entropy`). Where a loss is not finite the
         gradients are not either: look before the optimiser steps.
         """
         threads = torch.get_num_threads()
         try:
             self._each(lambda lane: self._joined.refresh(lane, self.n))
-            results = self._each(lambda lane: self._lane(lane, batches, n_tokens, seed, label_smoothing, convention))
+            results = self._each(
+                lambda lane: self._lane(lane, batches, n_tokens, seed, label_smoothing, convention, r_drop)
+            )
             total, *others = [gradients for gradients, _, _ in results if gradients]
             self._each(lambda lane: _add(total[lane :: self.n], [gradients[lane :: self.n] for gradients in others]))
         finally:
@@ -129,6 +133,7 @@ class Lanes:
         seed: int,
         label_smoothing: float,
         convention: Convention,
+        r_drop: float,
     ) -> tuple[list[Tensor], float, float]:
         """The share of one lane: every n-th row of every batch."""
         model, joined = self.model, self._joined
@@ -139,10 +144,14 @@ class Lanes:
             if not src.size(0):
                 continue
             bits = Bits(seed, number, lane) if model.training else None
+            if r_drop:
+                src, tgt_in, tgt_out = (torch.cat([x, x]) for x in (src, tgt_in, tgt_out))
             real = tgt_out != model.pad_id
             x, index, n = features(model, joined, src, tgt_in, src != model.pad_id, real, bits)  # [n, D]
             targets = tgt_out.flatten()[index]
             targets[n:] = model.pad_id
+            if r_drop:
+                x, targets = x[:n], targets[: n // 2]
             loss, nll = projected_loss(
                 x,
                 model.generator.weight,
@@ -151,6 +160,7 @@ class Lanes:
                 label_smoothing,
                 model.pad_id,
                 convention,
+                r_drop=r_drop,
                 projection=joined.vocabulary,
                 kernels=joined.kernels,
             )

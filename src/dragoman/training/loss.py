@@ -74,6 +74,32 @@ def nll(logits: Tensor, tgt_out: Tensor, pad_id: int) -> tuple[Tensor, int]:
     return smoothed_cross_entropy(logits, tgt_out, 0.0, pad_id)
 
 
+def r_drop_cross_entropy(
+    first: Tensor,
+    second: Tensor,
+    tgt_out: Tensor,
+    label_smoothing: float,
+    pad_id: int,
+    alpha: float,
+    convention: Convention = "paper",
+) -> Tensor:
+    """first, second [..., V]: logits of two passes with dropout over the same targets [...] -> their loss, summed.
+
+    Half the sum of both smoothed losses, and `alpha` / 2 times the mean of the divergences of their distributions from
+    each other (R-Drop, Liang et al. 2021, arXiv:2106.14448, eq. 4, halved so that it is a mean over the passes).
+    """
+    losses = [
+        smoothed_cross_entropy(logits, tgt_out, label_smoothing, pad_id, convention)[0] for logits in (first, second)
+    ]
+    real = tgt_out != pad_id
+    log_p, log_r = (
+        logits[real].log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        for logits in (first, second)
+    )  # [n, V]
+    divergence = ((log_p.exp() - log_r.exp()) * (log_p - log_r)).sum()  # KL(p || r) + KL(r || p)
+    return (losses[0] + losses[1]) / 2.0 + alpha / 4.0 * divergence
+
+
 def projected_loss(
     features: Tensor,
     weight: Tensor,
@@ -83,11 +109,15 @@ def projected_loss(
     pad_id: int,
     convention: Convention = "paper",
     *,
+    r_drop: float = 0.0,
     projection: Projection | None = None,
     chunk: int | None = None,
     kernels: Kernels | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The Generator (§3.4) and its loss in one: features [n, D], weight [V, D], tgt [n] -> (loss sum, nll sum).
+
+    With `r_drop` features are [2n, D], those of two passes one behind the other, and the loss is that of
+    `r_drop_cross_entropy` with this alpha.
 
     As `smoothed_cross_entropy(features @ weight.T + bias, ...)`, but logits exist for `chunk` positions at a time (by
     default about 16 MB of them) and are overwritten by their gradient, so that none are kept for the way back. Padding
@@ -102,7 +132,7 @@ def projected_loss(
     if projection is None:
         projection = Projection([weight], [bias], features.dtype)
     apply: Any = _ProjectedLoss.apply
-    loss, nll_sum = apply(features, weight, bias, projection, tgt, q, pad_id, chunk, kernels)
+    loss, nll_sum = apply(features, weight, bias, projection, tgt, q, pad_id, r_drop, chunk, kernels)
     return loss, nll_sum
 
 
@@ -122,6 +152,7 @@ class _ProjectedLoss(Function):
         tgt: Tensor,
         q: Smoothing,
         pad_id: int,
+        r_drop: float,
         chunk: int,
         kernels: Kernels,
     ) -> tuple[Tensor, Tensor]:
@@ -131,14 +162,22 @@ class _ProjectedLoss(Function):
         shapes = weight.shape, weight.shape[:1]  # [V, D], [V]
         sums = [weight.new_zeros(shape if wanted else (0,), dtype=exact) for shape in shapes]
         loss = nll_sum = 0.0
-        for start in range(0, features.size(0), chunk):
-            x, target = features[start : start + chunk], tgt[start : start + chunk]  # [C, D], [C]
-            logits = projection.forward(x)  # [C, V]
-            one, plain = kernels.smoothed_loss(logits, target, pad_id, *q)
+        n = tgt.size(0)
+        passes = range(0, features.size(0), n) if n else ()  # where each pass begins
+        chunk //= max(len(passes), 1)
+        for start in range(0, n, chunk):
+            target = tgt[start : start + chunk]  # [C]
+            rows = [slice(first + start, first + start + target.size(0)) for first in passes]
+            logits = [projection.forward(features[where]) for where in rows]  # each [C, V]
+            if r_drop:
+                one, plain = kernels.r_drop_loss(logits[0], logits[1], target, pad_id, *q, r_drop)
+            else:
+                one, plain = kernels.smoothed_loss(logits[0], target, pad_id, *q)
             loss, nll_sum = loss + one, nll_sum + plain
             if d_features is not None:
-                d_features[start : start + chunk] = projection.backward(logits)
-                projection.gradients(logits, x, into=(sums[0], sums[1]))
+                for where, gradient in zip(rows, logits, strict=True):
+                    d_features[where] = projection.backward(gradient)
+                    projection.gradients(gradient, features[where], into=(sums[0], sums[1]))
         if d_features is not None:
             ctx.save_for_backward(d_features, *(each.to(weight.dtype) for each in sums))
             ctx.biased = bias is not None
@@ -151,4 +190,4 @@ class _ProjectedLoss(Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
         d_features, d_weight, d_bias = ctx.saved_tensors
         scaled = [d_features * grad, d_weight * grad, d_bias * grad if ctx.biased else None]
-        return *scaled, None, None, None, None, None, None
+        return *scaled, None, None, None, None, None, None, None

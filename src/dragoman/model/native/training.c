@@ -371,13 +371,44 @@ int NAME(attention_backward)(long sentences, long H, long K, long V, const int64
     return 0;
 }
 
+/* One row of logits -> exp(x - largest) in row[V], zeros behind up to a multiple of 16. Gives log sum exp, NaN where a
+ * logit is not finite, the sum of the exponentials and the sum of the logits. */
+INLINE float NAME(exponentials)(const T *logits, long V, float *row, float *sum, float *all) {
+    long whole = V & ~15L, wide = up16(V);
+    vec top = splat(-INFINITY), plain = splat(0.0f);
+    for (long j = 0; j < whole; j += 16) {
+        vec x = LOAD(logits + j);
+        store_float(row + j, x);
+        top = at_least(x, top);
+        plain += x;
+    }
+    float high = largest(top);
+    *all = total(plain);
+    for (long j = whole; j < V; j++) {
+        row[j] = ONE(logits[j]);
+        *all += row[j];
+        high = row[j] > high ? row[j] : high;
+    }
+    for (long j = V; j < wide; j++) row[j] = -INFINITY;
+    vec z = splat(0.0f);
+    for (long j = 0; j < wide; j += 16) {
+        vec e = exp_vec(load_float(row + j) - high);
+        store_float(row + j, e);
+        if (j + 16 > V)
+            for (long e = V; e < wide; e++) row[e] = 0.0f;
+        z += load_float(row + j);
+    }
+    *sum = total(z);
+    return high + logf(*sum) + (*all - *all);
+}
+
 /* logits [n, V] -> their gradient, in place, of the loss sum_i -sum_v q log p; q is `on` at the target, `off` at the
  * others, 0 at `never`; a target of `pad` has neither loss nor gradient. sums[0] += that loss, sums[1] += the negative
  * log-likelihood; both are NaN where a logit is not finite. */
 int NAME(smoothed_loss)(long n, long V, T *logits, const int64_t *targets, long pad, float on, float off,
                         long never, double *sums) {
-    long whole = V & ~15L, wide = up16(V);
-    float *row = floats(wide);
+    long whole = V & ~15L;
+    float *row = floats(up16(V));
     if (!row) return 1;
     float weight = on + off * (float)(V - (never >= 0 ? 2 : 1));
     for (long i = 0; i < n; i++, logits += V) {
@@ -385,30 +416,8 @@ int NAME(smoothed_loss)(long n, long V, T *logits, const int64_t *targets, long 
             memset(logits, 0, (size_t)V * sizeof(T));
             continue;
         }
-        vec top = splat(-INFINITY), plain = splat(0.0f);
-        for (long j = 0; j < whole; j += 16) {
-            vec x = LOAD(logits + j);
-            store_float(row + j, x);
-            top = at_least(x, top);
-            plain += x;
-        }
-        float all = total(plain), high = largest(top);
-        for (long j = whole; j < V; j++) {
-            row[j] = ONE(logits[j]);
-            all += row[j];
-            high = row[j] > high ? row[j] : high;
-        }
-        for (long j = V; j < wide; j++) row[j] = -INFINITY;
-        float hit = row[targets[i]], out = never >= 0 ? row[never] : 0.0f;
-        vec sum = splat(0.0f);
-        for (long j = 0; j < wide; j += 16) {
-            vec e = exp_vec(load_float(row + j) - high);
-            store_float(row + j, e);
-            if (j + 16 > V)
-                for (long e = V; e < wide; e++) row[e] = 0.0f;
-            sum += load_float(row + j);
-        }
-        float z = total(sum), log_z = high + logf(z) + (all - all), inverse = weight / z;
+        float z, all, log_z = NAME(exponentials)(logits, V, row, &z, &all), inverse = weight / z;
+        float hit = ONE(logits[targets[i]]), out = never >= 0 ? ONE(logits[never]) : 0.0f;
         sums[1] += log_z - hit;
         sums[0] += (double)weight * log_z - (double)(on - off) * hit - (double)off * (all - out);
         vec share = splat(inverse), even = splat(off);
@@ -418,6 +427,68 @@ int NAME(smoothed_loss)(long n, long V, T *logits, const int64_t *targets, long 
         logits[targets[i]] = TO(row[targets[i]] * inverse - on);
     }
     free(row);
+    return 0;
+}
+
+/* R-Drop: x and y [n, V] are the logits of two passes with the same targets. Both are replaced by their gradients of half
+ * the sum of their losses, as smoothed_loss has them, plus `alpha` / 4 times KL(p || r) + KL(r || p), where p and r are
+ * their distributions. sums[0] += that, sums[1] += half the sum of their negative log-likelihoods. */
+int NAME(r_drop_loss)(long n, long V, T *x, T *y, const int64_t *targets, long pad, float on, float off, long never,
+                      float alpha, double *sums) {
+    long whole = V & ~15L, wide = up16(V);
+    float *p = floats(3 * wide), *r = p + wide, *apart = r + wide;
+    if (!p) return 1;
+    float weight = on + off * (float)(V - (never >= 0 ? 2 : 1));
+    for (long j = V; j < wide; j++) apart[j] = 0.0f;
+    for (long i = 0; i < n; i++, x += V, y += V) {
+        long target = targets[i];
+        if (target == pad) {
+            memset(x, 0, (size_t)V * sizeof(T));
+            memset(y, 0, (size_t)V * sizeof(T));
+            continue;
+        }
+        float x_sum, y_sum, x_all, y_all;
+        float x_log = NAME(exponentials)(x, V, p, &x_sum, &x_all), y_log = NAME(exponentials)(y, V, r, &y_sum, &y_all);
+        float logs = 0.5f * (x_log + y_log), hit = 0.5f * (ONE(x[target]) + ONE(y[target]));
+        float all = 0.5f * (x_all + y_all) - (never >= 0 ? 0.5f * (ONE(x[never]) + ONE(y[never])) : 0.0f);
+        /* apart = log p - log r, and its means under p and under r, which are KL(p || r) and -KL(r || p) */
+        float between = x_log - y_log, x_share = 1.0f / x_sum, y_share = 1.0f / y_sum;
+        for (long j = 0; j < whole; j += 16) store_float(apart + j, LOAD(x + j) - LOAD(y + j) - between);
+        for (long j = whole; j < V; j++) apart[j] = ONE(x[j]) - ONE(y[j]) - between;
+        vec under_p = splat(0.0f), under_r = splat(0.0f);
+        for (long j = 0; j < wide; j += 16) {
+            vec a = load_float(p + j) * x_share, b = load_float(r + j) * y_share, d = load_float(apart + j);
+            store_float(p + j, a);
+            store_float(r + j, b);
+            under_p += a * d;
+            under_r += b * d;
+        }
+        float p_mean = total(under_p), r_mean = total(under_r), pull = 0.25f * alpha;
+        sums[1] += logs - hit;
+        sums[0] += (double)weight * logs - (double)(on - off) * hit - (double)off * all;
+        sums[0] += (double)pull * (p_mean - r_mean);
+        for (long j = 0; j < wide; j += 16) {
+            vec a = load_float(p + j), b = load_float(r + j), d = load_float(apart + j);
+            store_float(p + j, 0.5f * (a * weight - off) + pull * (a * (d - p_mean) + a - b));
+            store_float(r + j, 0.5f * (b * weight - off) + pull * (b * (r_mean - d) + b - a));
+        }
+        float more = 0.5f * (on - off);
+        p[target] -= more;
+        r[target] -= more;
+        if (never >= 0) {
+            p[never] += 0.5f * off;
+            r[never] += 0.5f * off;
+        }
+        for (long j = 0; j < whole; j += 16) {
+            STORE(x + j, load_float(p + j));
+            STORE(y + j, load_float(r + j));
+        }
+        for (long j = whole; j < V; j++) {
+            x[j] = TO(p[j]);
+            y[j] = TO(r[j]);
+        }
+    }
+    free(p);
     return 0;
 }
 
