@@ -71,6 +71,9 @@ class Observer(Protocol):
     def say(self, message: str) -> None:
         """A sentence for the user."""
 
+    def warn(self, message: str) -> None:
+        """A sentence that the user should see even where talk is not wanted."""
+
     def reported(self, report: Report, loop: Loop) -> None:
         """An update was made."""
 
@@ -115,6 +118,7 @@ class Run:
         self.out, self.observer = out, observer
         self.metrics = Metrics(out / store.METRICS)
         self.say: Callable[[str], None] = observer.say if self.world.is_first else lambda message: None
+        self.warn: Callable[[str], None] = observer.warn if self.world.is_first else lambda message: None
         self.watchdog = self.world.watchdog(training.hang_seconds)
         self.best: list[tuple[float, int]] = []
         self.waiting = 0
@@ -141,13 +145,13 @@ class Run:
             weights=data.weights,
         )
         if self.stream.dropped:
-            self.say(
+            self.warn(
                 f"{self.stream.dropped:,} pairs are longer than training.batch_tokens = {training.batch_tokens:,}: "
                 "they are left out"
             )
         self.dev = DevSet(dev, ids, training.batch_tokens) if dev is not None else None
         if self.dev is not None and self.dev.dropped:
-            self.say(
+            self.warn(
                 f"{self.dev.dropped:,} pairs of the dev set are longer than training.batch_tokens = "
                 f"{training.batch_tokens:,}: they have no part in its loss"
             )
@@ -178,7 +182,7 @@ class Run:
             world=self.world,
             total_steps=self._total_steps(),
             beat=self.watchdog.beat,
-            warn=self.say,
+            warn=self.warn,
         )
 
     # -- preparing ---------------------------------------------------------------------------------------------------
@@ -226,7 +230,7 @@ class Run:
 
     def resume(self, reset: frozenset[str] = frozenset()) -> None:
         """Go on from the newest intact checkpoint, but for what `reset` names. Says what was restored."""
-        snapshot = snapshots.newest_intact(self.out, self.say)
+        snapshot = snapshots.newest_intact(self.out, self.warn)
         if snapshot is None:
             self.say(f"{self.out} has no checkpoint yet: training starts from the beginning")
             if self.world.is_first and self.metrics.path.exists():
@@ -464,7 +468,7 @@ class Run:
             self.metrics.append({"kind": "average", "of": len(found), **scores})
             self.observer.validated(dev, is_best=False)
         if len(found) < self.config.training.average_last:
-            self.say(f"there are {len(found)} checkpoints to average, not {self.config.training.average_last}")
+            self.warn(f"there are {len(found)} checkpoints to average, not {self.config.training.average_last}")
         return f"the mean of the last {len(found)} checkpoints (steps {steps})"
 
     def _record_surroundings(self) -> None:
@@ -474,6 +478,7 @@ class Run:
                 "ranks": self.world.size,
                 "device": str(self.world.device),
                 "precision": self.loop.precision,
+                "gradients_by": self.loop.gradients.how,
                 "parameters": self.n_parameters,
                 "data": self.data.fingerprint,
                 "tokenizer": self.tokenizer.fingerprint,

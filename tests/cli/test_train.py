@@ -113,6 +113,7 @@ def test_a_run_leaves_a_folder_that_is_a_model(train: Train, tmp_path: Path, cap
     (entry,) = json.loads((run / "training" / "run.json").read_text())
     assert entry["packages"]["torch"]
     assert entry["ranks"] == 1
+    assert entry["gradients_by"].startswith("1 lanes")
     assert len(entry["data"]) >= 32
 
 
@@ -241,8 +242,11 @@ def test_pairs_that_fit_into_no_batch_are_counted(
     long = " ".join(f"w{n}" for n in range(350))
     (tmp_path / "long.tsv").write_text((folder / "train.tsv").read_text() + f"{long}\t{long}\n")
     corpus = f"data.train={tmp_path / 'long.tsv'}"
-    assert train("run", corpus, "training.batch_tokens=512", "data.max_length=5000", "training.max_steps=8") == 0
-    assert "1 pairs are longer than training.batch_tokens = 512" in capfd.readouterr().err
+    options = ["training.batch_tokens=512", "data.max_length=5000", "training.max_steps=8", "--quiet"]
+    assert train("run", corpus, *options) == 0
+    told = capfd.readouterr().err
+    assert told.startswith("warning: 1 pairs are longer than training.batch_tokens = 512")
+    assert told.count("\n") == 1
     assert all(max(r["src_padded"], r["tgt_padded"]) <= 512 for r in metrics(tmp_path / "run"))
     assert train("again", corpus, "training.max_steps=2") == 0
     assert "1 too long" in capfd.readouterr().err

@@ -124,8 +124,8 @@ def load(folder: Path) -> Snapshot:
     return Snapshot(folder, step_of(folder), weights, state, facts)
 
 
-def newest_intact(run: Path, say: Callable[[str], None]) -> Snapshot | None:
-    """The newest checkpoint that can be gone on from; those that are damaged are named through `say`.
+def newest_intact(run: Path, warn: Callable[[str], None]) -> Snapshot | None:
+    """The newest checkpoint that can be gone on from; those that are damaged are named through `warn`.
 
     None where there is no checkpoint at all. Raises ModelError where there are some and none is intact.
     """
@@ -137,8 +137,8 @@ def newest_intact(run: Path, say: Callable[[str], None]) -> Snapshot | None:
         if not faults_of_weights_only(wrong):
             damaged.append(folder.name)
             for problem in wrong:
-                say(f"damaged checkpoint: {problem}")
-            say(f"{folder.name} is passed over; the one before is taken")
+                warn(f"damaged checkpoint: {problem}")
+            warn(f"{folder.name} is passed over; the one before is taken")
     if damaged:
         raise ModelError(
             f"no checkpoint under {run / TRAINING} is intact ({', '.join(damaged)}); train anew with --force"

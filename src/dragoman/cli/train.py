@@ -198,6 +198,10 @@ class Display:
         """A sentence for the user."""
         print(message, file=sys.stderr, flush=True)
 
+    def warn(self, message: str) -> None:
+        """A sentence that the user should see even where talk is not wanted."""
+        self.say(f"warning: {message}")
+
     def begin(self, loop: Loop, n_parameters: int) -> None:
         """Training is about to start."""
         end = f"{loop.total_steps:,} updates" if loop.total_steps is not None else "its end in time"
@@ -228,8 +232,10 @@ class Quiet(Display):
     """Warnings and errors only."""
 
     def say(self, message: str) -> None:
-        if any(word in message for word in ("damaged", "not finite", "does not work")):
-            super().say(message)
+        pass
+
+    def warn(self, message: str) -> None:
+        super().say(f"warning: {message}")
 
 
 class Curves(Display):
@@ -246,6 +252,9 @@ class Curves(Display):
 
     def say(self, message: str) -> None:
         self.inner.say(message)
+
+    def warn(self, message: str) -> None:
+        self.inner.warn(message)
 
     def begin(self, loop: Loop, n_parameters: int) -> None:
         # A package of an extra: where it is missing, that is said before training starts.
