@@ -125,11 +125,8 @@ class Run:
         self.best_dev: Dev | None = None
         self.last_saved: int | None = None
         self.last_validated = 0
-        if self.world.is_first:
-            tokenizer, data, dev = self._prepare(start_from, resume)
-        self.world.barrier()
-        if not self.world.is_first:
-            tokenizer, data, dev = self._prepare(start_from, resume=True)
+        prepared = self.world.lead("data", lambda: self._prepare(start_from, resume))
+        tokenizer, data, dev = prepared or self._prepare(start_from, resume=True)
         self.tokenizer, self.data = tokenizer, data
         ids = Ids(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
         sampling = training.subword_regularisation
@@ -202,14 +199,14 @@ class Run:
                 sweep(folder)  # what a kill left unfinished
             store.prepare(self.out, tokenizer, config)
         corpora = config.data.train_corpora
-        data = binarize(corpora, tokenizer, config.data, self.out / store.TRAINING / "data" / "train", quiet)
+        data = binarize(corpora, tokenizer, config.data, self.out / store.TRAINING / "data" / "train", quiet, self.warn)
         self.say(f"training data: {data.counts.describe()}")
         corpus = config.data.dev_corpus
         if corpus is None:
             self.say("there is no data.dev: nothing is validated, and the model kept is the last")
             return tokenizer, data, None
         plain = replace(config.data, clean=CleanConfig())
-        dev = binarize([corpus], tokenizer, plain, self.out / store.TRAINING / "data" / "dev", quiet)
+        dev = binarize([corpus], tokenizer, plain, self.out / store.TRAINING / "data" / "dev", quiet, self.warn)
         self.say(f"dev data: {dev.counts.describe()}")
         return tokenizer, data, dev
 
@@ -436,6 +433,7 @@ class Run:
         }
         self.metrics.sync()
         snapshots.save(self.out, loop.step, kept, state, facts)
+        self.world.note("saved")
         self.watchdog.beat()
         if not self.best:
             self._put(kept, {"step": str(loop.step), "kept": "the last"})

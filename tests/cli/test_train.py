@@ -363,13 +363,14 @@ def test_a_signal_saves_at_the_end_of_the_update(folder: Path, tmp_path: Path, n
 
 
 @pytest.mark.slow
-def test_a_second_signal_leaves_at_once(folder: Path, tmp_path: Path) -> None:
-    """B32, twice: here the update under way takes far longer than the test waits."""
+@pytest.mark.parametrize("path", [[], ["training.activation_checkpointing=true"]], ids=["lanes", "autograd"])
+def test_a_second_signal_leaves_at_once(folder: Path, tmp_path: Path, path: list[str]) -> None:
+    """B32, twice: here the update under way takes far longer than the test waits, most of it in one call."""
     process = start(
         folder,
         tmp_path / "run",
         *("model.d_model=1024", "model.d_ff=4096", "model.n_layers=6", "training.batch_tokens=60000"),
-        *("training.save_every=1000000", "training.validate_every=1000000"),
+        *("training.save_every=1000000", "training.validate_every=1000000", *path),
     )
     assert process.stderr is not None
     for line in process.stderr:

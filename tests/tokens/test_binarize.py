@@ -147,7 +147,7 @@ class TestSecondStart:
         good = binarize([corpus], bpe, CONFIG, tmp_path / "ids").tgt_ids.tolist()
         (tmp_path / "ids" / "tgt.ids").write_bytes(b"\x01")
         said: list[str] = []
-        assert binarize([corpus], bpe, CONFIG, tmp_path / "ids", said.append).tgt_ids.tolist() == good
+        assert binarize([corpus], bpe, CONFIG, tmp_path / "ids", warn=said.append).tgt_ids.tolist() == good
         assert "is damaged; it is made again" in said[0]
         (tmp_path / "ids" / "index.json").write_bytes(b"\xff{")
         assert binarize([corpus], bpe, CONFIG, tmp_path / "ids").tgt_ids.tolist() == good

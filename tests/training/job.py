@@ -41,7 +41,8 @@ def main() -> None:
     random = np.random.default_rng(5)
     lengths = random.integers(1, 14, size=(61, 2))
     corpus = PairedIds.from_lists(*([random.integers(4, 23, size=n).tolist() for n in side] for side in lengths.T))
-    with parallel.joined("cpu") as world:
+    world = parallel.arrive("cpu")
+    with parallel.connected(world):
         train(options, corpus, world)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -116,6 +118,41 @@ def test_without_dropout_both_passes_agree_and_nothing_is_added() -> None:
     assert sums == pytest.approx((want.item(), want_nll.item()), rel=1e-5)
     for parameter, gradient in zip(whole.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-4)
+
+
+class Whole(torch.nn.Module):
+    """A family that gives its logits and no features."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, src: Tensor, tgt_in: Tensor) -> Tensor:
+        logits: Tensor = self.model(src, tgt_in)
+        return logits
+
+
+@pytest.mark.parametrize("family", [lambda model: model, Whole], ids=["features", "logits"])
+def test_by_autograd_the_two_passes_have_masks_of_their_own(family: Callable[[Transformer], torch.nn.Module]) -> None:
+    whole, one = family(model(0.3)).train(), batch()
+    module = LossModule(whole, TrainingConfig(r_drop=5.0), PAD)
+    torch.manual_seed(8)
+    loss, nll = module(one.src, one.tgt_in, one.tgt_out)
+    ours = torch.autograd.grad(loss, list(whole.parameters()))
+    torch.manual_seed(8)
+    first, second = whole(one.src.repeat(2, 1), one.tgt_in.repeat(2, 1)).chunk(2)
+    assert not torch.allclose(first, second)
+    want = r_drop_cross_entropy(first, second, one.tgt_out, 0.1, PAD, 5.0)
+    plain = sum(smoothed_cross_entropy(logits, one.tgt_out, 0.0, PAD)[0] for logits in (first, second)) / 2
+    torch.testing.assert_close((loss, nll), (want, plain))
+    torch.testing.assert_close(ours, torch.autograd.grad(want, list(whole.parameters())), rtol=1e-4, atol=1e-4)
+    # A validation pays for one pass.
+    whole.eval()
+    rows: list[int] = []
+    whole.register_forward_pre_hook(lambda _, given: rows.append(given[0].size(0)))
+    if isinstance(whole, Whole):
+        module(one.src, one.tgt_in, one.tgt_out)
+        assert rows == [6]
 
 
 def test_in_a_lane_the_two_passes_have_masks_of_their_own_and_the_loss_of_the_readable_form() -> None:

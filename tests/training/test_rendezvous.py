@@ -8,6 +8,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from dragoman.errors import TrainingError
+from dragoman.training.parallel import World
 from dragoman.training.rendezvous import Start, meet
 
 
@@ -54,18 +55,16 @@ def test_a_rank_that_died_before_it_was_answered_does_not_mislead_the_next_start
     assert len({start.name for start in starts}) == 1
 
 
-def test_a_start_is_a_restart_once_an_earlier_one_had_begun_to_write(
-    launcher: TCPStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # An error before the first file, such as a folder that is not empty, must not turn into --resume.
+def test_a_start_knows_how_far_earlier_ones_had_come(launcher: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert [start.restarted for start in started(2)] == [False, False]
-    first, second = started(2)
-    first.begun()
-    assert not second.restarted
-    # The other node's launcher counts no failure of its own.
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    assert [start.restarted for start in started(2)] == [True, True]
+    assert [start.earlier for start in started(2)] == ["", ""]
+    for progress in ("refused", "begun", "saved"):
+        started(2)[0].note(progress)
+        # The other node's launcher counts no failure of its own.
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+        assert [start.earlier for start in started(2)] == [progress, progress]
+    started(2)[0].note("refused")
+    assert [start.earlier for start in started(2)] == ["saved", "saved"]
 
 
 def test_without_a_store_that_outlives_a_start_the_launchers_count_tells(
@@ -73,5 +72,26 @@ def test_without_a_store_that_outlives_a_start_the_launchers_count_tells(
 ) -> None:
     monkeypatch.setenv("MASTER_PORT", "0")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    assert meet(0, 1).earlier == ""
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert meet(0, 1).restarted
+    assert meet(0, 1).earlier == "saved"
+
+
+def test_where_the_first_rank_fails_the_others_end_in_silence(launcher: TCPStore) -> None:
+    worlds = [World(rank, 2, start=start) for rank, start in enumerate(started(2))]
+
+    def refuse() -> None:
+        raise ValueError("no")
+
+    def led(world: World) -> object:
+        try:
+            return world.lead("first", lambda: 5), world.lead("second", refuse)
+        except BaseException as error:
+            return error
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(led, worlds)
+    assert isinstance(first, ValueError)
+    assert isinstance(second, SystemExit)
+    assert second.code == 1
+    assert World().lead("alone", lambda: 5) == 5

@@ -21,9 +21,10 @@ UPDATES = 5
 def report(config: RunConfig, start_from: Path | None, device: str, observer: Observer) -> int:
     """Prepare the run in a folder that is thrown away, make a few updates, and print what they tell to stdout."""
     from dragoman.trainer import Run
-    from dragoman.training.parallel import joined
+    from dragoman.training.parallel import arrive, connected
 
-    with tempfile.TemporaryDirectory(prefix="dragoman-") as folder, joined(device) as world:
+    world = arrive(device)
+    with tempfile.TemporaryDirectory(prefix="dragoman-") as folder, connected(world):
         run = Run(config, Path(folder), observer, world, start_from=start_from)
         lines = describe(run)
         if run.world.is_first:

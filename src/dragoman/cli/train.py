@@ -65,16 +65,21 @@ def command(
         from dragoman.cli import dry_run as dry
 
         return dry.report(run if named else _with_model_of(run, from_), from_, device, display)
-    from dragoman.training.parallel import joined
+    from dragoman.training.parallel import arrive
 
-    with joined(device) as world:
+    world = arrive(device)
+    earlier = world.start.earlier if world.start is not None else ""
+    if earlier in ("begun", "saved"):
         # A job that the launcher starts again after a failure goes on where it was.
-        if world.start is not None and world.start.restarted:
-            resume, force, resets = True, False, frozenset()
-        if not named:
-            # Where the file leaves the model open it is that of the folder whose weights are taken.
-            run = _with_model_of(run, folder if resume else from_)
-        return _train(run, folder, display, world, resume=resume, force=force, start_from=from_, reset=resets)
+        resume, force = True, False
+        if earlier == "saved":
+            from_, resets = None, frozenset()
+    elif world.start is not None and world.start.failures and earlier != "refused":
+        force = False  # who knows what an earlier start has written
+    if not named:
+        # Where the file leaves the model open it is that of the folder whose weights are taken.
+        run = _with_model_of(run, folder if resume and from_ is None else from_)
+    return _train(run, folder, display, world, resume=resume, force=force, start_from=from_, reset=resets)
 
 
 def _check(resets: frozenset[str], resume: bool, force: bool, start_from: Path | None, dry_run: bool) -> None:
@@ -137,8 +142,10 @@ def _train(
     from dragoman.checkpoints.store import CONFIG, TRAINING, read_config
     from dragoman.text.corpus import check_corpora
     from dragoman.trainer import Run
+    from dragoman.training.parallel import connected
 
-    if world.is_first:
+    def claim() -> None:
+        world.note("refused")  # until it is not
         if not (folder / TRAINING / "data" / "train" / "index.json").exists():
             # What is wrong with the corpora is said before the folder is touched. Once binarised they were right, and
             # counting the lines of a large one again would cost more than all else of a second start.
@@ -147,11 +154,12 @@ def _train(
         if force:
             _check_start(config, folder, start_from, world.device)
         resuming.claim(folder, resume=resume, force=force)
-        if world.start is not None:
-            world.start.begun()
+        world.note("begun")
+
+    world.lead("claim", claim)
     if resume and (folder / CONFIG).exists():
         config = resuming.continued(read_config(folder), config, reset)
-    with display:
+    with display, connected(world):
         run = Run(config, folder, display, world, start_from=start_from, resume=resume)
         if resume:
             run.resume(reset)

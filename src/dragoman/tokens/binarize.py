@@ -55,6 +55,7 @@ def binarize(
     config: DataConfig,
     out_dir: str | os.PathLike[str],
     log: Log = lambda message: None,
+    warn: Log = lambda message: None,
 ) -> PairedIds:
     """The corpora as ids, from `out_dir` where they stand there already, else made and left there.
 
@@ -67,7 +68,7 @@ def binarize(
     try:
         out.mkdir(parents=True, exist_ok=True)
         with _alone(out):
-            return _binarize(list(corpora), tokenizer, config, out, log)
+            return _binarize(list(corpora), tokenizer, config, out, log, warn)
     except OSError as error:
         raise DataError(f"{error.filename or out} cannot be written: {error.strerror or error}") from None
 
@@ -83,7 +84,9 @@ def _alone(out: Path) -> Iterator[None]:
         yield
 
 
-def _binarize(corpora: list[Corpus], tokenizer: Tokenizer, config: DataConfig, out: Path, log: Log) -> PairedIds:
+def _binarize(
+    corpora: list[Corpus], tokenizer: Tokenizer, config: DataConfig, out: Path, log: Log, warn: Log
+) -> PairedIds:
     index = _read_json(out / INDEX)
     progress = _read_json(out / PROGRESS)
     known = {**_table(progress.get("files")), **_table(index.get("files"))}
@@ -99,7 +102,7 @@ def _binarize(corpora: list[Corpus], tokenizer: Tokenizer, config: DataConfig, o
                     write_atomically(out / INDEX, json.dumps(index).encode())
             log(f"data: {data.n:,} pairs, binarised before; {data.counts.describe()}")
             return data
-        log(f"data: the binarised corpus in {out} is damaged; it is made again")
+        warn(f"data: the binarised corpus in {out} is damaged; it is made again")
     check_corpora(corpora)
     (out / INDEX).unlink(missing_ok=True)
     state = _State.resume(progress, wanted, out)

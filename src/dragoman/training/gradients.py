@@ -75,14 +75,15 @@ class LossModule(nn.Module):
         model: Any = self.model
         if self.sampled and self.training:
             tgt_in = self.guess(src, tgt_in)
-        if self.r_drop:
+        r_drop = self.r_drop if model.training else 0.0
+        if r_drop:
             src, tgt_in = torch.cat([src, src]), torch.cat([tgt_in, tgt_in])
         if not hasattr(model, "features"):
             logits = model(src, tgt_in)  # [B, T, V]
-            if self.r_drop:
+            if r_drop:
                 first, second = logits.chunk(2)
                 loss = r_drop_cross_entropy(
-                    first, second, tgt_out, self.label_smoothing, self.pad_id, self.r_drop, self.smoothing
+                    first, second, tgt_out, self.label_smoothing, self.pad_id, r_drop, self.smoothing
                 )
                 plain = smoothed_cross_entropy(logits.detach(), torch.cat([tgt_out, tgt_out]), 0.0, self.pad_id)[0]
                 return loss, plain / 2.0
@@ -90,7 +91,7 @@ class LossModule(nn.Module):
             return loss, smoothed_cross_entropy(logits.detach(), tgt_out, 0.0, self.pad_id)[0]
         x = model.features(src, tgt_in)  # [B, T, D]
         real = tgt_out != self.pad_id
-        x = torch.cat([each[real] for each in x.chunk(2)]) if self.r_drop else x[real]
+        x = torch.cat([each[real] for each in x.chunk(2)]) if r_drop else x[real]
         generator = model.generator
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
@@ -103,7 +104,7 @@ class LossModule(nn.Module):
                 self.label_smoothing,
                 self.pad_id,
                 self.smoothing,
-                r_drop=self.r_drop,
+                r_drop=r_drop,
             )
 
     @torch.no_grad()

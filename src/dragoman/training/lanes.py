@@ -20,6 +20,7 @@ from typing import Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from dragoman.model.fused import Joined, features
 from dragoman.model.kernels import Bits, Kernels
@@ -151,7 +152,10 @@ class Lanes:
             targets = tgt_out.flatten()[index]
             targets[n:] = model.pad_id
             if r_drop:
-                x, targets = x[:n], targets[: n // 2]
+                # Each pass with a round number of rows, for products that want few different sizes.
+                extra = -(n // 2) % joined.vocabulary.multiple
+                x = F.pad(x[:n].unflatten(0, (2, -1)), (0, 0, 0, extra)).flatten(0, 1)
+                targets = F.pad(targets[: n // 2], (0, extra), value=model.pad_id)
             loss, nll = projected_loss(
                 x,
                 model.generator.weight,

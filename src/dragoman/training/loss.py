@@ -129,6 +129,8 @@ def projected_loss(
         chunk = max(16_000_000 // (weight.size(0) * features.element_size()), 64)
     if kernels is None:
         kernels = best_kernels() if features.device.type == "cpu" and features.dtype in _NATIVE else Kernels()
+    if features.size(0) != tgt.size(0) * (2 if r_drop else 1):
+        raise ValueError(f"there are {features.size(0)} rows of features for {tgt.size(0)} targets")
     if projection is None:
         projection = Projection([weight], [bias], features.dtype)
     apply: Any = _ProjectedLoss.apply
@@ -164,7 +166,7 @@ class _ProjectedLoss(Function):
         loss = nll_sum = 0.0
         n = tgt.size(0)
         passes = range(0, features.size(0), n) if n else ()  # where each pass begins
-        chunk //= max(len(passes), 1)
+        chunk = max(chunk // max(len(passes), 1), 1)
         for start in range(0, n, chunk):
             target = tgt[start : start + chunk]  # [C]
             rows = [slice(first + start, first + start + target.size(0)) for first in passes]

@@ -11,9 +11,11 @@ import contextlib
 import datetime
 import functools
 import os
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,8 +23,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dragoman.errors import TrainingError
-from dragoman.training.rendezvous import Start, meet
+from dragoman.training.rendezvous import Progress, Start, meet
 from dragoman.training.watchdog import Watchdog
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,31 @@ class World:
         dist.all_gather(everyone, values)
         return torch.stack(everyone)
 
+    def lead(self, what: str, work: Callable[[], Result]) -> Result | None:
+        """What the first rank makes of `work`; None on the others, which wait for it. `what` is done once in a start.
+
+        Where it fails there the others end too, in silence: the first says why. No process group is needed.
+        """
+        if self.start is None or self.size == 1:
+            return work()
+        if not self.is_first:
+            if self.start.hear(what) != "done":
+                time.sleep(1.0)  # leave the first the time to say it
+                sys.exit(1)
+            return None
+        try:
+            result = work()
+        except BaseException:
+            self.start.say(what, "failed")
+            raise
+        self.start.say(what, "done")
+        return result
+
+    def note(self, progress: Progress) -> None:
+        """Let later starts of the job know how far this one has come."""
+        if self.start is not None and self.is_first:
+            self.start.note(progress)
+
     def barrier(self) -> None:
         """Wait until every rank has come here."""
         self.sum([0.0])
@@ -66,9 +95,11 @@ class World:
         return Watchdog(seconds, self.rank, self.size, self.start.connect())
 
 
-@contextlib.contextmanager
-def joined(device: str = "auto") -> Iterator[World]:
-    """Within the block, the world that the environment describes: that of `torchrun`, or one process alone."""
+def arrive(device: str = "auto") -> World:
+    """The world that the environment describes: that of `torchrun`, all of whose ranks have come, or one process alone.
+
+    They can `lead` and follow now, and exchange tensors once they are `connected`.
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -77,22 +108,28 @@ def joined(device: str = "auto") -> Iterator[World]:
     place = torch.device(f"cuda:{local}") if device == "cuda" else torch.device(device)
     if place.type == "cuda":
         torch.cuda.set_device(place)
-    start = meet(rank, size) if size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else None
-    if size > 1 and start is not None:
-        # How long a silence may last is the watchdog's business, which shows stacks; this is only its backstop.
-        dist.init_process_group(
-            "nccl" if place.type == "cuda" else "gloo",
-            store=start.store,
-            rank=rank,
-            world_size=size,
-            timeout=datetime.timedelta(days=1),
-            device_id=place if place.type == "cuda" else None,
-        )
-    try:
-        yield World(rank, size, place, start)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    return World(rank, size, place, meet(rank, size) if size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else None)
+
+
+@contextlib.contextmanager
+def connected(world: World) -> Iterator[None]:
+    """Within the block the ranks of `world` are a process group."""
+    if world.size == 1 or world.start is None:
+        yield
+        return
+    cuda = world.device.type == "cuda"
+    # How long a silence may last is the watchdog's business, which shows stacks; this is only its backstop.
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        store=world.start.store,
+        rank=world.rank,
+        world_size=world.size,
+        timeout=datetime.timedelta(days=1),
+        device_id=world.device if cuda else None,
+    )
+    yield
+    # Not after an error: NCCL would wait here for ranks that wait for this one elsewhere, and nobody would read why.
+    dist.destroy_process_group()
 
 
 def wrap(module: nn.Module, model: nn.Module, world: World, parallel: Literal["ddp", "fsdp"]) -> nn.Module:

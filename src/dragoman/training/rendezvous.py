@@ -13,6 +13,7 @@ import os
 import time
 import uuid
 from dataclasses import dataclass
+from typing import Literal, cast, get_args
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed gives them no typed name
 from torch.distributed.rendezvous import rendezvous
@@ -22,7 +23,11 @@ from dragoman.errors import TrainingError
 PATIENCE = 1800.0
 """Seconds until a rank that never came is an error: there is no watchdog yet."""
 
-_BEGUN = "dragoman/begun"
+Progress = Literal["", "refused", "begun", "saved"]
+"""How far earlier starts of a job had come: nowhere that is known; to an error before anything was written; to a folder
+that is theirs; to a checkpoint."""
+
+_PROGRESS = "dragoman/progress"
 
 
 @dataclass(frozen=True)
@@ -34,12 +39,26 @@ class Start:
     """Empty at this start."""
     launchers: Store
     """Outlives the start where the launcher keeps it."""
-    restarted: bool
-    """Whether an earlier start of the same job had begun to write: this one goes on with it."""
+    earlier: Progress = ""
+    """Of the starts before."""
+    failures: int = 0
+    """How often the launcher of this rank had to start it again."""
 
-    def begun(self) -> None:
-        """From now on a restart goes on with what is there; the first rank says so once it may write."""
-        self.launchers.set(_BEGUN, "1")
+    def note(self, progress: Progress) -> None:
+        """For the starts to come. What earlier ones had reached stays reached."""
+        reached = get_args(Progress)
+        if reached.index(progress) > reached.index(self.earlier):
+            self.launchers.set(_PROGRESS, progress)
+
+    def say(self, key: str, word: str) -> None:
+        """To those that `hear` the same key, now or later."""
+        self.store.set(key, word)
+
+    def hear(self, key: str) -> str:
+        """Wait for the word, however long its rank takes; if it dies the launcher ends this one too."""
+        while not (word := _read(self.store, key)):
+            time.sleep(0.05)
+        return word.decode()
 
     def connect(self) -> Store:
         """The store of this start over a connection of its own, for a thread that another's wait must not hold up."""
@@ -50,19 +69,21 @@ class Start:
 
 def meet(rank: int, size: int, patience: float = PATIENCE) -> Start:
     """Agree with the other ranks on a start. Raises TrainingError if one of them does not come."""
+    failures = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    deadline = time.monotonic() + patience
     try:
         store, _, _ = next(rendezvous("env://", rank, size, timeout=datetime.timedelta(seconds=PATIENCE)))
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            earlier = _read(store, _PROGRESS).decode()
+        else:
+            earlier = "saved" if failures else ""  # each start has a store of its own, which knows of no other
+        name, earlier = (_lead if rank == 0 else _follow)(store, rank, size, earlier, deadline)
     except (RuntimeError, OSError) as error:  # torch.distributed's own errors are RuntimeErrors
         raise TrainingError(f"rank {rank} of {size} cannot reach the launcher's store: {error}") from error
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        restarted = store.check([_BEGUN])
-    else:
-        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    name, restarted = (_lead if rank == 0 else _follow)(store, rank, size, restarted, time.monotonic() + patience)
-    return Start(name, PrefixStore(name, store), store, restarted)
+    return Start(name, PrefixStore(name, store), store, cast("Progress", earlier), failures)
 
 
-def _lead(store: Store, rank: int, size: int, restarted: bool, deadline: float) -> tuple[str, bool]:
+def _lead(store: Store, rank: int, size: int, earlier: str, deadline: float) -> tuple[str, str]:
     """Tell each rank the name, until it has heard.
 
     A greeting may be that of a dead rank, which hears nothing; the living one writes over it, and is answered then.
@@ -74,19 +95,19 @@ def _lead(store: Store, rank: int, size: int, restarted: bool, deadline: float) 
             found = _read(store, f"dragoman/greeting-{other}")
             if found != greeting:
                 greeting = found
-                store.set(f"dragoman/answer-{other}", f"{found.decode()} {name} {int(restarted)}")
+                store.set(f"dragoman/answer-{other}", f"{found.decode()} {name} {earlier}")
             _wait(deadline, f"rank {other} of {size} has not come")
-    return name, restarted
+    return name, earlier
 
 
-def _follow(store: Store, rank: int, size: int, _: bool, deadline: float) -> tuple[str, bool]:
+def _follow(store: Store, rank: int, size: int, _: str, deadline: float) -> tuple[str, str]:
     greeting = uuid.uuid4().hex
     store.set(f"dragoman/greeting-{rank}", greeting)
     while True:
-        answer = _read(store, f"dragoman/answer-{rank}").decode().split()
-        if answer and answer[0] == greeting:
+        answer = _read(store, f"dragoman/answer-{rank}").decode().split(" ")
+        if answer[0] == greeting:
             store.set(f"dragoman/heard-{rank}", answer[1])
-            return answer[1], answer[2] == "1"
+            return answer[1], answer[2]
         _wait(deadline, f"rank 0 of {size} has not come")
 
 
