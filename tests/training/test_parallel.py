@@ -186,3 +186,26 @@ def test_signals_are_those_that_schedulers_send() -> None:
     from dragoman.training.loop import SIGNALS
 
     assert set(SIGNALS) == {signal.SIGINT, signal.SIGTERM}
+
+
+@pytest.mark.slow
+def test_a_job_that_is_refused_says_so_once(tmp_path: Path) -> None:
+    """B53 under a launcher, which starts it twice: not resumed the second time, and nothing but the sentence."""
+    (tmp_path / "train.tsv").write_text("a b\tb a\n" * 20)
+    (tmp_path / "run.toml").write_text('[data]\ntrain = "train.tsv"\n')
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.toml").write_text("[data]\n")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    done = subprocess.run(
+        [sys.executable, *launcher, "-m", "dragoman", "train", tmp_path / "run.toml", "--out", tmp_path / "out"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    ours = done.stderr.split("torch.distributed.elastic.multiprocessing.errors.ChildFailedError")[0]
+    assert ours.count("error: ") == 2, ours
+    assert ours.count("is not empty") == 2
+    assert ours.count("Traceback") == 1  # the launcher's own
+    assert (tmp_path / "out" / "config.toml").read_text() == "[data]\n"
