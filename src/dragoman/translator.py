@@ -449,6 +449,7 @@ def load(
     """
     from dragoman.checkpoints.store import load_model
     from dragoman.decoding.ensemble import Ensemble, check_members
+    from dragoman.model.devices import check_device
 
     check_device(device)
     folders = [folder, *ensemble, *([] if draft is None else [draft])]
@@ -458,17 +459,6 @@ def load(
     proposer = None if draft is None else models.pop()
     model = models[0] if len(models) == 1 else Ensemble(models)
     return Translator(model, loaded[0].tokenizer, loaded[0].config, draft=proposer, device=device, precision=precision)
-
-
-def check_device(device: str) -> None:
-    """Raise ConfigError where torch knows no such device or this machine has none."""
-    import torch
-
-    try:
-        wanted = torch.device(device)
-        torch.empty(0, device=wanted)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
 def _device_of(model: Any) -> Any:

@@ -196,6 +196,7 @@ def test_a_folder_in_use_is_refused_unless_forced(
         (["--resume", "--force"], 2, "choose one"),
         (["--resum"], 2, "did you mean --resume"),
         (["training.r_drop=5", "model.dropout=0.0"], 1, "training.r_drop compares two draws of dropout"),
+        (["--device", "gpu"], 1, "device 'gpu' cannot be used here"),
         (["training.precision=float16", "--device", "cpu"], 1, "float16 training needs a GPU"),
     ],
 )

@@ -17,7 +17,7 @@ import torch
 
 from dragoman.batches.stream import Stream
 from dragoman.checkpoints.weights import load_tensors, save_tensors
-from dragoman.model.transformer import Transformer, TransformerConfig
+from dragoman.model.transformer import Transformer, TransformerConfig, sinusoids
 from dragoman.tokens.paired import PairedIds
 from dragoman.training import parallel
 from dragoman.training.feed import Feed, Ids, Share
@@ -36,6 +36,8 @@ def main() -> None:
     parser.add_argument("--fault", default="")
     parser.add_argument("--hang-seconds", type=float, default=60.0)
     parser.add_argument("--load", type=Path)
+    parser.add_argument("--batch-tokens", type=int, default=37, help="37: fewer rows than ranks in many batches")
+    parser.add_argument("--uneven", action="store_true", help="the last rank makes more passes, and has a longer table")
     options = parser.parse_args()
 
     random = np.random.default_rng(5)
@@ -68,11 +70,14 @@ def train(options: argparse.Namespace, corpus: PairedIds, world: parallel.World)
         loop.restore_weights(weights, means)
         loop.restore_optimizer(tensors)
         loop.restore_facts(json.loads((options.load / "facts.json").read_text()))
-    # 37 tokens a batch: fewer rows than ranks in many of them.
-    stream = Stream(corpus.src_lengths, corpus.tgt_lengths, 37, seed=1)
+    stream = Stream(corpus.src_lengths, corpus.tgt_lengths, options.batch_tokens, seed=1)
     feed = Feed(corpus, stream, Ids(0, 2, 3), rank=world.rank, size=world.size)
     watchdog.start()
     faulty = world.rank == world.size - 1
+    if options.uneven:
+        loop.gradients.most = 1 + world.rank
+        if faulty:
+            model.position.table = sinusoids(1024, 12)
     if options.fault == "gradient" and faulty:
         of = loop.gradients.of
 

@@ -205,6 +205,15 @@ def test_a_signal_ends_it_after_the_update(make_loop: MakeLoop, make_feed: MakeF
     assert seen == [None, None, signal.SIGTERM]
 
 
+def test_guesses_leave_every_weight_its_gradient(make_loop: MakeLoop, make_feed: MakeFeed) -> None:
+    """autocast keeps the weights that a pass without gradients has cast, and the next pass would take them."""
+    loop = make_loop(precision="bfloat16", scheduled_sampling=0.5, max_steps=3)
+    share = next(iter(make_feed().shares(Position())))
+    loop.gradients.sample(0.5)
+    loop.gradients.of(share, 1.0, 0)
+    assert all(parameter.grad is not None and bool(parameter.grad.any()) for parameter in loop.parameters.values())
+
+
 RESUMED = [
     {"precision": "float32"},
     {"precision": "bfloat16"},

@@ -45,6 +45,10 @@ class Batch:
     def __len__(self) -> int:
         return int(self.src.shape[0])
 
+    def without_rows(self) -> Batch:
+        """One as wide, with nothing to compute."""
+        return Batch(self.src[:0], self.tgt_in[:0], self.tgt_out[:0], 0, self.indices[:0])
+
     def to(self, device: torch.device | str) -> Batch:
         """The same on another device; copies may overlap with work there where memory is pinned."""
         return Batch(
@@ -135,19 +139,19 @@ def merged(batches: Sequence[Batch], pad_id: int, most_tokens: int) -> list[Batc
     return [group[0] if len(group) == 1 else _merge(group, pad_id) for group in groups]
 
 
-def gathered(batches: Sequence[Batch], pad_id: int, most: int) -> list[Batch]:
+def gathered(batches: Sequence[Batch], pad_id: int, most: int, slack: float = 2.0) -> list[Batch]:
     """The same rows in about `most` rectangles, each of neighbours in width, so that few positions become padding.
 
     For whoever pays for each call: an update comes as many small tiles, so that its lengths are mixed. No rectangle has
-    more than twice its share of the positions of all tiles on either side, or those of the largest tile: where one
-    source is far longer than its neighbours, there are more rectangles than `most`.
+    more than `slack` times its share of the positions of all tiles on either side, or those of the largest tile: where
+    one source is far longer than its neighbours, there are more rectangles than `most`.
     """
     if len(batches) <= most:
         return list(batches)
     order = sorted(batches, key=lambda batch: (batch.tgt_out.size(1), batch.src.size(1)))
     ends = [round(len(order) * number / most) for number in range(most + 1)]
     areas = [max(batch.src.numel(), batch.tgt_out.numel()) for batch in order]
-    limit = max(2 * sum(areas) // most, *areas)
+    limit = max(int(slack * sum(areas) / most), *areas)
     return [_merge(group, pad_id) for start, end in pairwise(ends) for group in _within(order[start:end], limit)]
 
 

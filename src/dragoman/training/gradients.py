@@ -93,8 +93,9 @@ class LossModule(nn.Module):
         real = tgt_out != self.pad_id
         x = torch.cat([each[real] for each in x.chunk(2)]) if r_drop else x[real]
         generator = model.generator
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        low = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        # In float16 the gradients of the logits would vanish: the loss is scaled only behind them.
+        x = x.to(torch.float32 if low == torch.float16 else low)
         with torch.autocast(x.device.type, enabled=False):
             return projected_loss(
                 x,
@@ -112,6 +113,7 @@ class LossModule(nn.Module):
         """Scheduled sampling for a Transformer: tgt_in [B, T] with a share of its tokens from a first pass of the model
         itself (Bengio et al. 2015, arXiv:1506.03099; Mihaylova and Martins 2019, arXiv:1906.07651)."""
         guessed = self.model(src, tgt_in).argmax(dim=-1)[:, :-1]  # what it expects at 1 ... T - 1
+        torch.clear_autocast_cache()  # it holds weights that this pass has cast, without a way back to their gradients
         given = tgt_in[:, 1:]
         drawn = torch.rand(given.shape, device=given.device) < self.sampled
         drawn &= (given != self.pad_id) & (guessed != self.pad_id)
@@ -135,6 +137,8 @@ class ByAutograd:
         self.most = MOST_RECTANGLES * config.accumulation
         if world.device.type == "cuda":
             self.most = min(self.most, max(config.batch_tokens // (GPU_RECTANGLE * world.size), config.accumulation))
+        self.slack = 1.25 if world.device.type == "cuda" else 2.0
+        self.sharded = config.parallel == "fsdp" and world.size > 1
         self.how = "PyTorch's autograd"
         self.loss = LossModule(model, config, pad_id)
         if self.compiled:
@@ -146,7 +150,10 @@ class ByAutograd:
         factor = scale * self.world.size / max(1, share.n_tokens)
         device = self.world.device
         total = torch.zeros(2, dtype=torch.float64, device=device)
-        batches = gathered(share.batches, self.loss.pad_id, self.most)
+        batches = gathered(share.batches, self.loss.pad_id, self.most, self.slack)
+        if self.sharded:
+            # Each pass puts the weights together, which takes all ranks.
+            batches += [batches[0].without_rows()] * (self.world.largest(len(batches)) - len(batches))
         for number, batch in enumerate(batches, start=1):
             parallel.synchronise(self.wrapped, last=number == len(batches))
             batch = batch.to(device)
@@ -267,6 +274,8 @@ def choose(
         return InLanes(model, config, world, precision, beat)
     if world.device.type == "cuda":
         use_sdpa(model)
+        # cuDNN's makes a plan for every new shape, and here nearly every rectangle has one.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if config.activation_checkpointing:
         parallel.remember_less(model)
     return ByAutograd(model, config, pad_id, world, precision, beat)

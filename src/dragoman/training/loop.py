@@ -332,7 +332,10 @@ class Loop:
             prefix = f"optimizer.{name}."
             state = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
             self.optimizer.state[parameter] = {
-                what: parallel.like(value, parameter) if value.shape == parameter.shape else value.clone()
+                # The count of steps is a number, on the device all the same: the fused optimisers want it there.
+                what: parallel.like(value, parameter)
+                if value.shape == parameter.shape
+                else value.to(parameter.device, copy=True)
                 for what, value in state.items()
             }
 

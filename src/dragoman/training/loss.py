@@ -120,13 +120,14 @@ def projected_loss(
     `r_drop_cross_entropy` with this alpha.
 
     As `smoothed_cross_entropy(features @ weight.T + bias, ...)`, but logits exist for `chunk` positions at a time (by
-    default about 16 MB of them) and are overwritten by their gradient, so that none are kept for the way back. Padding
-    in `tgt` weighs nothing, yet costs its logits: leave it out. `projection` is that of weight and bias, if the caller
-    has it; the gradient of `weight` is summed in float32. The second sum has no gradient.
+    default about 16 MB of them, 256 MB on a GPU) and are overwritten by their gradient, so that none are kept for the
+    way back. Padding in `tgt` weighs nothing, yet costs its logits: leave it out. `projection` is that of weight and
+    bias, if the caller has it; the gradient of `weight` is summed in float32. The second sum has no gradient.
     """
     q = smoothing(weight.size(0), label_smoothing, pad_id, convention)
     if chunk is None:
-        chunk = max(16_000_000 // (weight.size(0) * features.element_size()), 64)
+        held = CHUNK_BYTES if features.device.type == "cpu" else GPU_CHUNK_BYTES
+        chunk = max(held // (weight.size(0) * features.element_size()), 64)
     if kernels is None:
         kernels = best_kernels() if features.device.type == "cpu" and features.dtype in _NATIVE else Kernels()
     if features.size(0) != tgt.size(0) * (2 if r_drop else 1):
@@ -134,11 +135,16 @@ def projected_loss(
     if projection is None:
         projection = Projection([weight], [bias], features.dtype)
     apply: Any = _ProjectedLoss.apply
-    loss, nll_sum = apply(features, weight, bias, projection, tgt, q, pad_id, r_drop, chunk, kernels)
+    recorded = torch.is_grad_enabled()
+    loss, nll_sum = apply(features, weight, bias, projection, tgt, q, pad_id, r_drop, chunk, kernels, recorded)
     return loss, nll_sum
 
 
 _NATIVE = (torch.float32, torch.bfloat16)
+CHUNK_BYTES = 16_000_000
+"""Of logits at a time: about what a cache holds."""
+GPU_CHUNK_BYTES = 256_000_000
+"""A GPU waits for the host after each chunk: few large ones."""
 
 
 class _ProjectedLoss(Function):
@@ -157,8 +163,9 @@ class _ProjectedLoss(Function):
         r_drop: float,
         chunk: int,
         kernels: Kernels,
+        recorded: bool,
     ) -> tuple[Tensor, Tensor]:
-        wanted = any(ctx.needs_input_grad[:3])
+        wanted = recorded and any(ctx.needs_input_grad[:3])
         exact = torch.promote_types(features.dtype, torch.float32)
         d_features = torch.empty_like(features) if wanted else None
         shapes = weight.shape, weight.shape[:1]  # [V, D], [V]
@@ -192,4 +199,4 @@ class _ProjectedLoss(Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
         d_features, d_weight, d_bias = ctx.saved_tensors
         scaled = [d_features * grad, d_weight * grad, d_bias * grad if ctx.biased else None]
-        return *scaled, None, None, None, None, None, None, None
+        return *scaled, None, None, None, None, None, None, None, None

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dragoman.errors import TrainingError
+from dragoman.model.devices import check_device
 from dragoman.training.rendezvous import Progress, Start, meet
 from dragoman.training.watchdog import Watchdog
 
@@ -52,6 +53,14 @@ class World:
         dist.all_reduce(tensor)
         summed: list[float] = tensor.tolist()
         return summed
+
+    def largest(self, number: int) -> int:
+        """The largest of the ranks' numbers."""
+        if self.size == 1:
+            return number
+        tensor = torch.tensor(number, device=self.device)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return int(tensor)
 
     def gather(self, values: Tensor) -> Tensor:
         """[n] on each rank -> [ranks, n]."""
@@ -105,7 +114,7 @@ def arrive(device: str = "auto") -> World:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    place = torch.device(f"cuda:{local}") if device == "cuda" else torch.device(device)
+    place = check_device(f"cuda:{local}" if device == "cuda" else device)
     if place.type == "cuda":
         torch.cuda.set_device(place)
     return World(rank, size, place, meet(rank, size) if size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else None)
@@ -141,6 +150,9 @@ def wrap(module: nn.Module, model: nn.Module, world: World, parallel: Literal["d
         return module
     if parallel == "ddp":
         device_ids = [world.device.index] if world.device.type == "cuda" else None
+        # Buffers are tables that each rank computes, and lengthens when it needs to: they are not to be exchanged.
+        names = [name for name, _ in module.named_buffers()]
+        nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
         return nn.parallel.DistributedDataParallel(module, device_ids=device_ids, gradient_as_bucket_view=True)
     from torch.distributed.fsdp import fully_shard
 
