@@ -146,13 +146,14 @@ def test_by_autograd_the_two_passes_have_masks_of_their_own(family: Callable[[Tr
     plain = sum(smoothed_cross_entropy(logits, one.tgt_out, 0.0, PAD)[0] for logits in (first, second)) / 2
     torch.testing.assert_close((loss, nll), (want, plain))
     torch.testing.assert_close(ours, torch.autograd.grad(want, list(whole.parameters())), rtol=1e-4, atol=1e-4)
-    # A validation pays for one pass.
-    whole.eval()
+
+
+def test_a_validation_pays_for_one_pass() -> None:
+    whole, one = Whole(model(0.3)).eval(), batch()
     rows: list[int] = []
     whole.register_forward_pre_hook(lambda _, given: rows.append(given[0].size(0)))
-    if isinstance(whole, Whole):
-        module(one.src, one.tgt_in, one.tgt_out)
-        assert rows == [6]
+    LossModule(whole, TrainingConfig(r_drop=5.0), PAD)(one.src, one.tgt_in, one.tgt_out)
+    assert rows == [len(one)]
 
 
 def test_in_a_lane_the_two_passes_have_masks_of_their_own_and_the_loss_of_the_readable_form() -> None:

@@ -144,7 +144,13 @@ def _train(
     from dragoman.trainer import Run
     from dragoman.training.parallel import connected
 
-    def claim() -> None:
+    def settled() -> RunConfig:
+        """The config to go on with, where there is something to go on with."""
+        if resume and (folder / CONFIG).exists():
+            return resuming.continued(read_config(folder), config, reset)
+        return config
+
+    def claim() -> RunConfig:
         world.note("refused")  # until it is not
         if not (folder / TRAINING / "data" / "train" / "index.json").exists():
             # What is wrong with the corpora is said before the folder is touched. Once binarised they were right, and
@@ -154,13 +160,13 @@ def _train(
         if force:
             _check_start(config, folder, start_from, world.device)
         resuming.claim(folder, resume=resume, force=force)
+        found = settled()
         world.note("begun")
+        return found
 
-    world.lead("claim", claim)
-    if resume and (folder / CONFIG).exists():
-        config = resuming.continued(read_config(folder), config, reset)
+    agreed = world.lead("claim", claim) or settled()
     with display, connected(world):
-        run = Run(config, folder, display, world, start_from=start_from, resume=resume)
+        run = Run(agreed, folder, display, world, start_from=start_from, resume=resume)
         if resume:
             run.resume(reset)
         display.begin(run.loop, run.n_parameters)

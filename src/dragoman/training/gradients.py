@@ -29,6 +29,8 @@ MOST_RECTANGLES = 8
 """Passes that a micro-batch is cut into: more would be small, and fewer would be padding."""
 GPU_RECTANGLE = 8192
 """Tokens a side that a GPU's rectangle should have at least: smaller ones wait for the host."""
+SLACK, GPU_SLACK = 2.0, 1.25
+"""How much more than its share of an update a rectangle may be: on a GPU little more than what is tried first."""
 MERGED_TOKENS = 8192
 """Tokens a side that lanes work through together: enough to be fast, and few enough to bound their memory."""
 
@@ -137,7 +139,7 @@ class ByAutograd:
         self.most = MOST_RECTANGLES * config.accumulation
         if world.device.type == "cuda":
             self.most = min(self.most, max(config.batch_tokens // (GPU_RECTANGLE * world.size), config.accumulation))
-        self.slack = 1.25 if world.device.type == "cuda" else 2.0
+        self.slack = GPU_SLACK if world.device.type == "cuda" else SLACK
         self.sharded = config.parallel == "fsdp" and world.size > 1
         self.how = "PyTorch's autograd"
         self.loss = LossModule(model, config, pad_id)

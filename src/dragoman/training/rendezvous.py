@@ -77,14 +77,17 @@ def meet(rank: int, size: int, patience: float = PATIENCE) -> Start:
             earlier = _read(store, _PROGRESS).decode()
         else:
             earlier = "saved" if failures else ""  # each start has a store of its own, which knows of no other
-        name, earlier = (_lead if rank == 0 else _follow)(store, rank, size, earlier, deadline)
+        if rank == 0:
+            name = _lead(store, size, earlier, deadline)
+        else:
+            name, earlier = _follow(store, rank, size, deadline)
     except (RuntimeError, OSError) as error:  # torch.distributed's own errors are RuntimeErrors
         raise TrainingError(f"rank {rank} of {size} cannot reach the launcher's store: {error}") from error
     return Start(name, PrefixStore(name, store), store, cast("Progress", earlier), failures)
 
 
-def _lead(store: Store, rank: int, size: int, earlier: str, deadline: float) -> tuple[str, str]:
-    """Tell each rank the name, until it has heard.
+def _lead(store: Store, size: int, earlier: str, deadline: float) -> str:
+    """Tell each rank the name, and what is known of earlier starts, until it has heard; the name.
 
     A greeting may be that of a dead rank, which hears nothing; the living one writes over it, and is answered then.
     """
@@ -97,10 +100,10 @@ def _lead(store: Store, rank: int, size: int, earlier: str, deadline: float) -> 
                 greeting = found
                 store.set(f"dragoman/answer-{other}", f"{found.decode()} {name} {earlier}")
             _wait(deadline, f"rank {other} of {size} has not come")
-    return name, earlier
+    return name
 
 
-def _follow(store: Store, rank: int, size: int, _: str, deadline: float) -> tuple[str, str]:
+def _follow(store: Store, rank: int, size: int, deadline: float) -> tuple[str, str]:
     greeting = uuid.uuid4().hex
     store.set(f"dragoman/greeting-{rank}", greeting)
     while True:
