@@ -74,6 +74,27 @@ def test_steps_selections_and_joins_give_the_models_logits(model: nn.Module, pre
     assert worst < TOLERANCE[precision]
 
 
+@pytest.mark.parametrize(
+    ("n_heads", "d_k", "d_v"),
+    [(1, 32, 48), (2, 8, 24), (4, 64, 40), (8, 24, 66), (16, 17, 8), (8, 3, 2), (12, 16, 16), (32, 8, 8), (5, 13, 16)],
+)
+@torch.no_grad()
+def test_heads_of_any_number_and_width(n_heads: int, d_k: int, d_v: int) -> None:
+    torch.manual_seed(6)
+    model = PaperSpec(n_layers=1, d_model=32, d_ff=48, n_heads=n_heads, d_k=d_k, d_v=d_v).build(V, 0).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    if not can_pack(model):
+        pytest.skip("no C++ compiler here: decoding steps through the model itself")
+    packed = PackedModel(PackedWeights(model, "float32"))
+    src, tgt = sources(), torch.randint(1, V, (3, 11))  # up to 9 and 11 positions: fours, and what is left of them
+    state, theirs = packed.start(src), model.start(src)
+    for t in range(11):
+        logits, state = packed.step(tgt[:, t], state)
+        expected, theirs = model.step(tgt[:, t], theirs)
+        assert (logits - expected).abs().max() < 1e-5 * expected.std()
+
+
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 @torch.no_grad()
 def test_a_row_does_not_know_its_neighbours_or_when_they_came(model: nn.Module, precision: str) -> None:

@@ -136,16 +136,24 @@ class PackedWeights:
     def _linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         return PackedLinear(weight, bias, self.precision, panel_columns(self.kernels))
 
-    def _stacked(self, *linears: nn.Linear) -> PackedLinear:
-        """Several maps of one input as one product."""
-        return self._linear(torch.cat([x.weight for x in linears]), torch.cat([x.bias for x in linears]))
+    def _into_heads(self, attention: MultiHeadAttention, *linears: nn.Linear) -> PackedLinear:
+        """Maps of one input to queries, keys or values as one product, which leaves heads side by side."""
+        orders = [_side_by_side(attention, linear.out_features) for linear in linears]
+        weights = [linear.weight[order] for linear, order in zip(linears, orders, strict=True)]
+        biases = [linear.bias[order] for linear, order in zip(linears, orders, strict=True)]
+        return self._linear(torch.cat(weights), torch.cat(biases))
+
+    def _out_of_heads(self, attention: MultiHeadAttention) -> PackedLinear:
+        """The map of what heads that stand side by side have found."""
+        order = _side_by_side(attention, attention.o.in_features)
+        return self._linear(attention.o.weight[:, order], attention.o.bias)
 
     def _encoder_parts(self, layer: Any) -> dict[str, Any]:
         attention, ff = layer.self_attention, layer.feed_forward
         return {
             "heads": _heads(attention),
-            "qkv": self._stacked(attention.q, attention.k, attention.v),
-            "o": self._linear(attention.o.weight, attention.o.bias),
+            "qkv": self._into_heads(attention, attention.q, attention.k, attention.v),
+            "o": self._out_of_heads(attention),
             "norm": _norm(layer.self_attention_residual),
             "inner": self._linear(ff.inner.weight, ff.inner.bias),
             "outer": self._linear(ff.outer.weight, ff.outer.bias),
@@ -160,9 +168,9 @@ class PackedWeights:
         return PackedDecoderLayer(
             **self._encoder_parts(layer),
             cross_heads=_heads(cross),
-            q=self._linear(cross.q.weight, cross.q.bias),
-            memory=self._stacked(cross.k, cross.v),
-            cross_o=self._linear(cross.o.weight, cross.o.bias),
+            q=self._into_heads(cross, cross.q),
+            memory=self._into_heads(cross, cross.k, cross.v),
+            cross_o=self._out_of_heads(cross),
             cross_norm=_norm(layer.cross_attention_residual),
         )
 
@@ -183,6 +191,12 @@ def can_pack(model: Any) -> bool:
 
 def _heads(attention: MultiHeadAttention) -> Heads:
     return Heads(attention.n_heads, attention.d_k, attention.d_v)
+
+
+def _side_by_side(attention: MultiHeadAttention, width: int) -> Tensor:
+    """[width] which of the model's columns, one head behind the other, each of ours is: entry i of every head in turn,
+    as native/attention.h has them."""
+    return torch.arange(width).view(attention.n_heads, -1).t().flatten()
 
 
 def _norm(residual: PostNorm) -> Norm:

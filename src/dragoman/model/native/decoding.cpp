@@ -11,6 +11,7 @@
 #include <new>
 #include <vector>
 
+#include "attention.h"
 #include "numbers.h"
 #include "products.h"
 
@@ -36,83 +37,9 @@ inline void store(int kind, const float* in, int64_t row, int64_t n, void* out, 
     }
 }
 
-// Attention keeps a position's scores side by side, one a head and whole vectors of them, so that the softmax of all
-// heads is one run over the positions.
-constexpr int64_t LANES = 8;
-
-inline int64_t lanes_of(int64_t heads) { return (heads + LANES - 1) / LANES * LANES; }
-
-// scores[length, heads in lanes] -> the softmax of each head over the positions, in place.
-inline void softmax(float* scores, int64_t length, int64_t lanes) {
-    for (int64_t first = 0; first < lanes; first += LANES) {
-        float largest[LANES], sums[LANES];
-        std::copy(scores + first, scores + first + LANES, largest);
-        std::fill(sums, sums + LANES, 0.0f);
-        for (int64_t t = 1; t < length; ++t)
-            for (int64_t j = 0; j < LANES; ++j) {
-                const float score = scores[t * lanes + first + j];
-                largest[j] = score > largest[j] ? score : largest[j];
-            }
-        for (int64_t t = 0; t < length; ++t)
-            for (int64_t j = 0; j < LANES; ++j) {
-                float* score = scores + t * lanes + first + j;
-                sums[j] += *score = exp_negative(*score - largest[j]);
-            }
-        for (int64_t j = 0; j < LANES; ++j) sums[j] = 1.0f / sums[j];
-        for (int64_t t = 0; t < length; ++t)
-            for (int64_t j = 0; j < LANES; ++j) scores[t * lanes + first + j] *= sums[j];
-    }
-}
-
-// One query over `length` keys and values, all heads. at(t) is where position t's keys stand, its values d_keys further.
-// K and V are d_k and d_v where the compiler is to know them, else 0.
-template <int64_t K, int64_t V, typename At>
-inline void attend_over(const float* q, int64_t heads, int64_t d_k, int64_t d_v, int64_t length, At at, float* scores, float* out) {
-    if (K) d_k = K;
-    if (V) d_v = V;
-    const int64_t d_keys = heads * d_k, lanes = lanes_of(heads);
-    const float scale = 1.0f / std::sqrt(static_cast<float>(d_k));
-    for (int64_t t = 0; t < length; ++t) {
-        const float* k = at(t);
-        for (int64_t h = 0; h < heads; ++h) {
-            float sum = 0.0f;
-            for (int64_t i = 0; i < d_k; ++i) sum += q[h * d_k + i] * k[h * d_k + i];
-            scores[t * lanes + h] = sum * scale;
-        }
-    }
-    if (length > 0) softmax(scores, length, lanes);
-    std::fill(out, out + heads * d_v, 0.0f);
-    for (int64_t t = 0; t < length; ++t) {
-        const float* v = at(t) + d_keys;
-        for (int64_t h = 0; h < heads; ++h) {
-            const float weight = scores[t * lanes + h];
-            float* to = out + h * d_v;
-            for (int64_t i = 0; i < d_v; ++i) to[i] += weight * v[h * d_v + i];
-        }
-    }
-}
-
-template <typename At>
-inline void attend(const float* q, int64_t heads, int64_t d_k, int64_t d_v, int64_t length, At at, std::vector<float>& scores, float* out) {
-    if (static_cast<int64_t>(scores.size()) < length * lanes_of(heads)) scores.resize(2 * length * lanes_of(heads));
-    if (d_k == 32 && d_v == 32)
-        attend_over<32, 32>(q, heads, d_k, d_v, length, at, scores.data(), out);
-    else if (d_k == 64 && d_v == 64)
-        attend_over<64, 64>(q, heads, d_k, d_v, length, at, scores.data(), out);
-    else
-        attend_over<0, 0>(q, heads, d_k, d_v, length, at, scores.data(), out);
-}
-
 struct Norm {
     const float *gamma, *beta;
     float epsilon;
-};
-
-struct Heads {
-    int64_t n, d_k, d_v;
-    int64_t keys() const { return n * d_k; }
-    int64_t values() const { return n * d_v; }
-    int64_t kept() const { return keys() + values(); }  // what one position leaves behind
 };
 
 struct EncoderLayer {
@@ -202,9 +129,10 @@ struct Rows {
 
     // x = LayerNorm(x + product).
     void residual_norm(const Norm& norm, int64_t d) {
+        const float *__restrict gamma = norm.gamma, *__restrict beta = norm.beta;
         for (int64_t row = 0; row < n; ++row) {
-            float* to = x.data() + row * d;
-            const float* y = made.data() + row * d;
+            float* __restrict to = x.data() + row * d;
+            const float* __restrict y = made.data() + row * d;
             float sum = 0.0f;
             for (int64_t i = 0; i < d; ++i) {
                 to[i] += y[i];
@@ -214,7 +142,7 @@ struct Rows {
             float squares = 0.0f;
             for (int64_t i = 0; i < d; ++i) squares += (to[i] - mean) * (to[i] - mean);
             const float inverse = 1.0f / std::sqrt(squares / d + norm.epsilon);
-            for (int64_t i = 0; i < d; ++i) to[i] = (to[i] - mean) * inverse * norm.gamma[i] + norm.beta[i];
+            for (int64_t i = 0; i < d; ++i) to[i] = (to[i] - mean) * inverse * gamma[i] + beta[i];
         }
         give_x(d);
     }
@@ -294,8 +222,7 @@ inline void best_tokens(float* y, int64_t n, int64_t first, const int32_t* barre
         Floats values;
         std::memcpy(&values, y + i, sizeof values);
         vector_sums += exp_negative(values - reference);
-        if (any(values > best[k - 1]))
-            for (int64_t j = 0; j < WIDTH; ++j) look_at(i + j);
+        for (uint32_t larger = bits_of(values > best[k - 1]); larger; larger &= larger - 1) look_at(i + __builtin_ctz(larger));
     }
     for (; i < n; ++i) {
         sums += exp_negative(y[i] - reference);
@@ -318,6 +245,7 @@ void encode_sentences(const Model* model, const int64_t* tokens, const float* po
         for (int64_t t = offsets[b]; t < offsets[b + 1]; ++t) places[t] = static_cast<int32_t>(t - offsets[b]);
     rows.embed(model->source_embedding, model->source_words, tokens, model->scale, positions, places.data(), d);
     std::vector<float> y, scores;
+    std::vector<Line> seen;
     for (int64_t l = 0; l < model->n_encoder; ++l) {
         const EncoderLayer& layer = model->encoder[l];
         const Heads& heads = layer.heads;
@@ -326,9 +254,11 @@ void encode_sentences(const Model* model, const int64_t* tokens, const float* po
         rows.multiply(layer.qkv);
         for (int64_t b = 0; b < sentences; ++b) {
             const float* lines = rows.made.data() + offsets[b] * width;
-            const auto at = [&](int64_t t) { return lines + t * width + heads.keys(); };
-            for (int64_t t = 0, length = offsets[b + 1] - offsets[b]; t < length; ++t) {
-                attend(lines + t * width, heads.n, heads.d_k, heads.d_v, length, at, scores, y.data());
+            const int64_t length = offsets[b + 1] - offsets[b];
+            seen.resize(length);
+            for (int64_t t = 0; t < length; ++t) seen[t] = lines + t * width + heads.keys();
+            for (int64_t t = 0; t < length; ++t) {
+                attend(lines + t * width, heads, seen.data(), length, scores, y.data());
                 rows.give(y.data(), offsets[b] + t, heads.values());
             }
         }
@@ -373,6 +303,7 @@ void step_rows(const Model* model, const Step* at, int64_t k, float* values, int
     }
     static thread_local Rows rows;
     std::vector<float> y, scores;
+    std::vector<Line> seen;
     std::vector<int32_t> places;
     for (int64_t first = 0; first < at->n; first += BLOCK) {
         const int64_t n = std::min(BLOCK, at->n - first);
@@ -392,8 +323,11 @@ void step_rows(const Model* model, const Step* at, int64_t k, float* values, int
                 const int32_t* slots = at->slots + (first + row) * at->slots_stride;
                 const float* qkv = rows.made.data() + row * layer.qkv.n_out;
                 const auto line = [&](int64_t t) { return pages[slots[t] >> at->page_bits] + (slots[t] & low) * heads.kept(); };
-                std::memcpy(line(lengths[row] - 1), qkv + heads.keys(), heads.kept() * sizeof(float));
-                attend(qkv, heads.n, heads.d_k, heads.d_v, lengths[row], line, scores, y.data());
+                const int64_t length = lengths[row];
+                seen.resize(length);
+                for (int64_t t = 0; t < length; ++t) seen[t] = line(t);
+                std::memcpy(line(length - 1), qkv + heads.keys(), heads.kept() * sizeof(float));
+                attend(qkv, heads, seen.data(), length, scores, y.data());
                 rows.give(y.data(), row, heads.values());
             }
             rows.multiply(layer.o);
@@ -401,9 +335,10 @@ void step_rows(const Model* model, const Step* at, int64_t k, float* values, int
             rows.multiply(layer.q);
             for (int64_t row = 0; row < n; ++row) {
                 const float* memory = at->memories[l * at->n + first + row];
-                const auto line = [&](int64_t t) { return memory + t * cross.kept(); };
-                attend(rows.made.data() + row * layer.q.n_out, cross.n, cross.d_k, cross.d_v, at->memory_lengths[first + row], line,
-                       scores, y.data());
+                const int64_t length = at->memory_lengths[first + row];
+                seen.resize(length);
+                for (int64_t t = 0; t < length; ++t) seen[t] = memory + t * cross.kept();
+                attend(rows.made.data() + row * layer.q.n_out, cross, seen.data(), length, scores, y.data());
                 rows.give(y.data(), row, cross.values());
             }
             rows.multiply(layer.cross_o);

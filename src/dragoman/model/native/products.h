@@ -36,16 +36,16 @@ typedef float Floats __attribute__((vector_size(WIDTH * 4)));
 typedef int32_t Ints __attribute__((vector_size(WIDTH * 4)));
 typedef int32_t Unaligned __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
 
-// Whether any entry of a comparison holds.
-inline bool any(Ints which) {
+// Which entries of a comparison hold: a bit for each.
+inline uint32_t bits_of(Ints which) {
 #if defined(__AVX512F__)
-    return _mm512_test_epi32_mask((__m512i)which, (__m512i)which) != 0;
+    return _mm512_test_epi32_mask((__m512i)which, (__m512i)which);
 #elif defined(__AVX__)
-    return _mm256_movemask_ps((__m256)which) != 0;
+    return _mm256_movemask_ps((__m256)which);
 #else
-    int32_t all = 0;
-    for (int64_t i = 0; i < WIDTH; ++i) all |= which[i];
-    return all != 0;
+    uint32_t bits = 0;
+    for (int64_t i = 0; i < WIDTH; ++i) bits |= (which[i] & 1u) << i;
+    return bits;
 #endif
 }
 
@@ -194,12 +194,12 @@ void linear_of(const Linear& linear, const int32_t* x, int64_t groups, const flo
                int64_t last_panel, float* out, int64_t out_stride) {
     const auto finish = [&](int64_t row, int64_t panel, const typename Of::Sums* sums) {
         const int64_t first = panel * PANEL, columns = std::min(PANEL, linear.n_out - first);
-        float values[PANEL];
+        float part[PANEL], *to = out + row * out_stride + (panel - first_panel) * PANEL, *into = columns == PANEL ? to : part;
         for (int64_t v = 0; v < VECTORS; ++v) {
             const Floats made = finished(sums[v], linear, first + v * WIDTH, row_scales + row);
-            std::memcpy(values + v * WIDTH, &made, sizeof made);
+            std::memcpy(into + v * WIDTH, &made, sizeof made);
         }
-        std::memcpy(out + row * out_stride + (panel - first_panel) * PANEL, values, columns * sizeof(float));
+        if (columns < PANEL) std::memcpy(to, part, columns * sizeof(float));
     };
     product_of<Of>(x, groups, groups, static_cast<const int32_t*>(linear.weight), rows, first_panel, last_panel, finish);
 }
