@@ -76,7 +76,8 @@ def test_steps_selections_and_joins_give_the_models_logits(model: nn.Module, pre
 
 @pytest.mark.parametrize(
     ("n_heads", "d_k", "d_v"),
-    [(1, 32, 48), (2, 8, 24), (4, 64, 40), (8, 24, 66), (16, 17, 8), (8, 3, 2), (12, 16, 16), (32, 8, 8), (5, 13, 16)],
+    [(1, 32, 48), (2, 8, 24), (4, 64, 40), (8, 24, 66), (16, 17, 8), (3, 16, 112), (6, 8, 32), (12, 4, 48)]
+    + [(8, 3, 2), (6, 10, 8), (32, 8, 8), (5, 13, 16), (7, 5, 5)],  # no whole vectors, or no kernel of their own
 )
 @torch.no_grad()
 def test_heads_of_any_number_and_width(n_heads: int, d_k: int, d_v: int) -> None:

@@ -19,11 +19,9 @@ namespace {
 
 // A row as the next product wants it, zeros up to the end of its last group: int8 is symmetric, with the row's largest
 // magnitude at 127, and stored 128 too large, since the processor multiplies unsigned by signed.
-inline void store(int kind, const float* in, int64_t row, int64_t n, void* out, float* row_scale) {
+inline void narrow(int kind, const float* in, int64_t row, int64_t n, void* out, float* row_scale) {
     const int64_t room = stored(kind, n);
-    if (kind == FLOAT32) {
-        std::memcpy(static_cast<float*>(out) + row * room, in, n * sizeof(float));
-    } else if (kind == BFLOAT16) {
+    if (kind == BFLOAT16) {
         uint16_t* to = static_cast<uint16_t*>(out) + row * room;
         for (int64_t i = 0; i < n; ++i) to[i] = to_bfloat16(in[i]);
         for (int64_t i = n; i < room; ++i) to[i] = 0;
@@ -85,6 +83,7 @@ struct Rows {
     int64_t n;
     std::vector<float> x, made, scales;  // the residual stream; a product; the scales of int8 inputs
     std::vector<float> room;             // the next product's input, in whatever type
+    std::vector<float> row_values;       // one row of it in float32, where it has another
     const void* input;
 
     // For n rows; what a thread has once is kept for its next call.
@@ -98,14 +97,18 @@ struct Rows {
         at_least(made, n * widest);
         at_least(scales, n);
         at_least(room, n * (widest + PANEL));
+        at_least(row_values, widest);
     }
 
     void multiply(const Linear& linear) {
         product(kind, linear, input, scales.data(), n, 0, panels_of(linear.n_out), made.data(), linear.n_out);
     }
 
-    void give(const float* row_values, int64_t row, int64_t width) {
-        store(kind, row_values, row, width, room.data(), scales.data());
+    // Where a row of the next product's input is to be put together, and what is done when it is.
+    float* place(int64_t row, int64_t width) { return kind == FLOAT32 ? room.data() + row * width : row_values.data(); }
+
+    void give(const float* values, int64_t row, int64_t width) {
+        if (kind != FLOAT32) narrow(kind, values, row, width, room.data(), scales.data());
         input = room.data();
     }
 
@@ -150,18 +153,19 @@ struct Rows {
     // The inner activation of a feed-forward network: 0 ReLU, 1 swish, 2 GELU (by the error function).
     void activate(int activation, int64_t width) {
         for (int64_t row = 0; row < n; ++row) {
-            float* y = made.data() + row * width;
+            const float* __restrict y = made.data() + row * width;
+            float* __restrict to = place(row, width);
             if (activation == 0) {
-                for (int64_t i = 0; i < width; ++i) y[i] = std::max(y[i], 0.0f);
+                for (int64_t i = 0; i < width; ++i) to[i] = std::max(y[i], 0.0f);
             } else if (activation == 1) {
                 for (int64_t i = 0; i < width; ++i) {  // x / (1 + e^-x), with e to a negative power alone
                     const float e = exp_negative(-std::fabs(y[i]));
-                    y[i] *= (y[i] >= 0.0f ? 1.0f : e) / (1.0f + e);
+                    to[i] = y[i] * (y[i] >= 0.0f ? 1.0f : e) / (1.0f + e);
                 }
             } else {
-                for (int64_t i = 0; i < width; ++i) y[i] *= 0.5f * (1.0f + std::erf(y[i] * 0.70710678f));
+                for (int64_t i = 0; i < width; ++i) to[i] = y[i] * 0.5f * (1.0f + std::erf(y[i] * 0.70710678f));
             }
-            give(y, row, width);
+            give(to, row, width);
         }
     }
 
@@ -219,8 +223,7 @@ inline void best_tokens(float* y, int64_t n, int64_t first, const int32_t* barre
     Floats vector_sums{};
     int64_t i = 0;
     for (; i + WIDTH <= n; i += WIDTH) {
-        Floats values;
-        std::memcpy(&values, y + i, sizeof values);
+        const Floats values = load(y + i);
         vector_sums += exp_negative(values - reference);
         for (uint32_t larger = bits_of(values > best[k - 1]); larger; larger &= larger - 1) look_at(i + __builtin_ctz(larger));
     }
@@ -244,13 +247,12 @@ void encode_sentences(const Model* model, const int64_t* tokens, const float* po
     for (int64_t b = 0; b < sentences; ++b)
         for (int64_t t = offsets[b]; t < offsets[b + 1]; ++t) places[t] = static_cast<int32_t>(t - offsets[b]);
     rows.embed(model->source_embedding, model->source_words, tokens, model->scale, positions, places.data(), d);
-    std::vector<float> y, scores;
+    std::vector<float> scores;
     std::vector<Line> seen;
     for (int64_t l = 0; l < model->n_encoder; ++l) {
         const EncoderLayer& layer = model->encoder[l];
         const Heads& heads = layer.heads;
         const int64_t width = layer.qkv.n_out;
-        y.resize(heads.values());
         rows.multiply(layer.qkv);
         for (int64_t b = 0; b < sentences; ++b) {
             const float* lines = rows.made.data() + offsets[b] * width;
@@ -258,8 +260,9 @@ void encode_sentences(const Model* model, const int64_t* tokens, const float* po
             seen.resize(length);
             for (int64_t t = 0; t < length; ++t) seen[t] = lines + t * width + heads.keys();
             for (int64_t t = 0; t < length; ++t) {
-                attend(lines + t * width, heads, seen.data(), length, scores, y.data());
-                rows.give(y.data(), offsets[b] + t, heads.values());
+                float* y = rows.place(offsets[b] + t, heads.values());
+                attend(lines + t * width, heads, seen.data(), length, scores, y);
+                rows.give(y, offsets[b] + t, heads.values());
             }
         }
         rows.multiply(layer.o);
@@ -302,7 +305,7 @@ void step_rows(const Model* model, const Step* at, int64_t k, float* values, int
         widest = std::max({widest, widest_of(layer), layer.q.n_out, layer.cross_o.n_in});
     }
     static thread_local Rows rows;
-    std::vector<float> y, scores;
+    std::vector<float> scores;
     std::vector<Line> seen;
     std::vector<int32_t> places;
     for (int64_t first = 0; first < at->n; first += BLOCK) {
@@ -316,7 +319,6 @@ void step_rows(const Model* model, const Step* at, int64_t k, float* values, int
         for (int64_t l = 0; l < model->n_decoder; ++l) {
             const DecoderLayer& layer = model->decoder[l];
             const Heads &heads = layer.heads, &cross = layer.cross_heads;
-            y.resize(std::max(heads.values(), cross.values()));
             rows.multiply(layer.qkv);
             float* const* pages = at->pages + l * at->pages_stride;
             for (int64_t row = 0; row < n; ++row) {
@@ -327,8 +329,9 @@ void step_rows(const Model* model, const Step* at, int64_t k, float* values, int
                 seen.resize(length);
                 for (int64_t t = 0; t < length; ++t) seen[t] = line(t);
                 std::memcpy(line(length - 1), qkv + heads.keys(), heads.kept() * sizeof(float));
-                attend(qkv, heads, seen.data(), length, scores, y.data());
-                rows.give(y.data(), row, heads.values());
+                float* y = rows.place(row, heads.values());
+                attend(qkv, heads, seen.data(), length, scores, y);
+                rows.give(y, row, heads.values());
             }
             rows.multiply(layer.o);
             rows.residual_norm(layer.norm, d);
@@ -338,8 +341,9 @@ void step_rows(const Model* model, const Step* at, int64_t k, float* values, int
                 const int64_t length = at->memory_lengths[first + row];
                 seen.resize(length);
                 for (int64_t t = 0; t < length; ++t) seen[t] = memory + t * cross.kept();
-                attend(rows.made.data() + row * layer.q.n_out, cross, seen.data(), length, scores, y.data());
-                rows.give(y.data(), row, cross.values());
+                float* y = rows.place(row, cross.values());
+                attend(rows.made.data() + row * layer.q.n_out, cross, seen.data(), length, scores, y);
+                rows.give(y, row, cross.values());
             }
             rows.multiply(layer.cross_o);
             rows.residual_norm(layer.cross_norm, d);

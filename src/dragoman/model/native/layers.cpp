@@ -35,14 +35,6 @@ inline int64_t groups_of(int64_t inputs) {
     return (inputs + Stored<T>::group - 1) / Stored<T>::group;
 }
 
-inline Floats load(const float* from) {
-    Floats x;
-    std::memcpy(&x, from, sizeof x);
-    return x;
-}
-
-inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
-
 inline void store(uint16_t* to, Floats x) {
 #if defined(__AVX512BF16__)
     const __m256bh rounded = _mm512_cvtneps_pbh((__m512)x);

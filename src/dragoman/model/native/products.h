@@ -36,6 +36,14 @@ typedef float Floats __attribute__((vector_size(WIDTH * 4)));
 typedef int32_t Ints __attribute__((vector_size(WIDTH * 4)));
 typedef int32_t Unaligned __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
 
+inline Floats load(const float* from) {
+    Floats x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+
+inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+
 // Which entries of a comparison hold: a bit for each.
 inline uint32_t bits_of(Ints which) {
 #if defined(__AVX512F__)
@@ -118,19 +126,12 @@ struct OfInt8 {
     }
 };
 
-inline Floats finished(Floats sums, const Linear& linear, int64_t column, const float*) {
-    Floats bias;
-    std::memcpy(&bias, linear.bias + column, sizeof bias);
-    return sums + bias;
-}
+inline Floats finished(Floats sums, const Linear& linear, int64_t column, const float*) { return sums + load(linear.bias + column); }
 
 inline Floats finished(Ints sums, const Linear& linear, int64_t column, const float* row_scale) {
-    Floats bias, scales;
     Ints zeros;
-    std::memcpy(&bias, linear.bias + column, sizeof bias);
-    std::memcpy(&scales, linear.scales + column, sizeof scales);
     std::memcpy(&zeros, linear.zeros + column, sizeof zeros);
-    return __builtin_convertvector(sums - zeros, Floats) * (*row_scale * scales) + bias;
+    return __builtin_convertvector(sums - zeros, Floats) * (*row_scale * load(linear.scales + column)) + load(linear.bias + column);
 }
 
 // ROWS rows of x, `groups` groups each, by one panel; finish(row, sums) gets the panel's sums of each row.
@@ -195,10 +196,7 @@ void linear_of(const Linear& linear, const int32_t* x, int64_t groups, const flo
     const auto finish = [&](int64_t row, int64_t panel, const typename Of::Sums* sums) {
         const int64_t first = panel * PANEL, columns = std::min(PANEL, linear.n_out - first);
         float part[PANEL], *to = out + row * out_stride + (panel - first_panel) * PANEL, *into = columns == PANEL ? to : part;
-        for (int64_t v = 0; v < VECTORS; ++v) {
-            const Floats made = finished(sums[v], linear, first + v * WIDTH, row_scales + row);
-            std::memcpy(into + v * WIDTH, &made, sizeof made);
-        }
+        for (int64_t v = 0; v < VECTORS; ++v) store(into + v * WIDTH, finished(sums[v], linear, first + v * WIDTH, row_scales + row));
         if (columns < PANEL) std::memcpy(to, part, columns * sizeof(float));
     };
     product_of<Of>(x, groups, groups, static_cast<const int32_t*>(linear.weight), rows, first_panel, last_panel, finish);
