@@ -76,8 +76,10 @@ def test_steps_selections_and_joins_give_the_models_logits(model: nn.Module, pre
 
 @pytest.mark.parametrize(
     ("n_heads", "d_k", "d_v"),
-    [(1, 32, 48), (2, 8, 24), (4, 64, 40), (8, 24, 66), (16, 17, 8), (3, 16, 112), (6, 8, 32), (12, 4, 48)]
-    + [(8, 3, 2), (6, 10, 8), (32, 8, 8), (5, 13, 16), (7, 5, 5)],  # no whole vectors, or no kernel of their own
+    [
+        *((1, 32, 48), (2, 8, 24), (3, 16, 112), (4, 64, 40), (6, 8, 32), (8, 24, 66), (12, 4, 48), (16, 17, 8)),
+        *((5, 13, 16), (6, 10, 8), (7, 5, 5), (8, 3, 2), (32, 8, 8)),  # no whole vectors, or no kernel of their own
+    ],
 )
 @torch.no_grad()
 def test_heads_of_any_number_and_width(n_heads: int, d_k: int, d_v: int) -> None:
@@ -94,6 +96,16 @@ def test_heads_of_any_number_and_width(n_heads: int, d_k: int, d_v: int) -> None
         logits, state = packed.step(tgt[:, t], state)
         expected, theirs = model.step(tgt[:, t], theirs)
         assert (logits - expected).abs().max() < 1e-5 * expected.std()
+
+
+@torch.no_grad()
+def test_a_source_without_tokens_is_a_memory_of_nothing(model: nn.Module) -> None:
+    src = torch.tensor([[5, 6, 7], [0, 0, 0]])
+    packed = PackedModel(PackedWeights(model, "float32"))
+    state, theirs = packed.start(src), model.start(src)  # type: ignore[operator]
+    logits, _ = packed.step(torch.tensor([1, 1]), state)
+    expected, _ = model.step(torch.tensor([1, 1]), theirs)  # type: ignore[operator]
+    assert torch.allclose(logits, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
