@@ -11,6 +11,9 @@ from dragoman import config
 from dragoman.errors import ConfigError
 from dragoman.model.choices import EncoderDecoderSpec, PaperSpec
 from dragoman.run import RunConfig, load_run, presets, read_run
+from dragoman.tokens.tokenizer import TokenizerConfig
+from dragoman.training.options import TrainingConfig
+from dragoman.training.schedule import Linear
 
 
 def faults(tree: dict[str, object]) -> list[str]:
@@ -81,8 +84,36 @@ def test_values_are_toml_literals_or_else_bare_strings() -> None:
 
 def test_another_kind_replaces_the_whole_table_below() -> None:
     below = {"schedule": {"kind": "noam", "warmup_steps": 5, "factor": 2.0}}
-    assert config.merge(below, {"schedule": {"kind": "cosine"}}) == {"schedule": {"kind": "cosine"}}
-    assert config.merge(below, {"schedule": {"factor": 1.0}})["schedule"]["warmup_steps"] == 5
+    cosine = {"schedule": {"kind": "cosine"}}
+    assert config.merge(TrainingConfig, below, cosine) == cosine
+    assert config.merge(TrainingConfig, below, {"schedule": {"factor": 1.0}})["schedule"]["warmup_steps"] == 5
+    deep = config.merge(RunConfig, {"model": {"residual": {"kind": "post_norm", "x": 1}}}, {"model": {"n_layers": 2}})
+    deep = config.merge(RunConfig, deep, {"model": {"residual": {"kind": "pre_norm"}}})
+    assert deep == {"model": {"residual": {"kind": "pre_norm"}, "n_layers": 2}}
+
+
+def test_a_kind_that_tells_no_classes_apart_replaces_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('preset = "base"\n[data]\ntrain = "a.tsv"\n[tokenizer]\nkind = "unigram"\n', encoding="utf-8")
+    assert load_run(path).tokenizer == TokenizerConfig("unigram", vocab_size=37_000)
+    path.write_text('[data]\ntrain = "a.tsv"\n[tokenizer]\nvocab_size = 500\n', encoding="utf-8")
+    assert load_run(path, ["tokenizer.kind=unigram"]).tokenizer == TokenizerConfig("unigram", vocab_size=500)
+
+
+def test_assignments_say_the_same_in_any_order(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('preset = "base"\n[data]\ntrain = "a.tsv"\n', encoding="utf-8")
+    assignments = ["training.schedule.peak=1e-3", "training.schedule.kind=linear"]
+    for each in (assignments, assignments[::-1], [assignments[0], 'training.schedule={kind="linear"}']):
+        assert load_run(path, each).training.schedule == Linear(peak=1e-3)
+
+
+def test_a_table_without_a_kind_keeps_its_keys_where_one_is_named_above(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[data]\ntrain = "a.tsv"\n[model]\nn_layers = 3\nd_model = 256\n', encoding="utf-8")
+    assert load_run(path, ["model.kind=paper"]).model == PaperSpec(n_layers=3, d_model=256)
+    opened = load_run(path, ["model.kind=encoder_decoder"]).model
+    assert opened == EncoderDecoderSpec(n_layers=3, d_model=256)
 
 
 def test_broken_files_are_named_with_their_line(tmp_path: Path) -> None:

@@ -472,3 +472,11 @@ def test_weights_that_were_exchanged_are_noticed(translator) -> None:
     after = changing.translate("a dog.")
     assert after.log_prob == pytest.approx(changing.score([("a dog.", after)])[0].log_prob, abs=1e-3)
     assert after.log_prob != before.log_prob
+
+
+def test_a_model_made_in_inference_mode_translates(translator) -> None:
+    with torch.inference_mode():
+        model = copy.deepcopy(translator.model)
+    assert all(parameter.is_inference() for parameter in model.parameters())
+    made = Translator(model, translator.tokenizer, translator.config)
+    assert made.translate("a dog.").text == translator.translate("a dog.").text

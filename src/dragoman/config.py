@@ -44,22 +44,43 @@ def read_toml(path: str | Path) -> Tree:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
-    """`above` laid over `below`, table by table. A table that names another `kind` replaces the whole one below."""
+def merge(cls: type[Any], below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
+    """`above` laid over `below`, both trees of the dataclass `cls`, table by table.
+
+    Where both name a `kind`, and no class has both kinds, the table above replaces the whole one below: the one's keys
+    mean nothing to the other. A `kind` that is a plain field of one class (a tokenizer's algorithm) is a key like any.
+    """
+    return _merge([cls], below, above)
+
+
+def _merge(classes: list[Any], below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
+    """As `merge`, where the tree may be of any of `classes`."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind"):
-            merged[key] = merge(old, value)
-        else:
-            merged[key] = value
+        merged[key] = value
+        if isinstance(old, dict) and isinstance(value, dict):
+            inner = _classes_at(classes, key)
+            if not _names_another_class(inner, old, value):
+                merged[key] = _merge(inner, old, value)
     return merged
 
 
+def _names_another_class(classes: list[Any], old: Tree, new: Tree) -> bool:
+    """Whether two tables, each of one of `classes`, name kinds that no one of these has both of."""
+    if "kind" not in old or "kind" not in new or old["kind"] == new["kind"]:
+        return False
+    kinds = [typing.get_args(typing.get_type_hints(each).get("kind")) for each in classes]
+    return not any(old["kind"] in each and new["kind"] in each for each in kinds)
+
+
 def set_values(tree: Mapping[str, Any], assignments: Iterable[str]) -> Tree:
-    """The tree with `a.b=value` laid over it; a value is a TOML literal, or else a bare string."""
+    """The tree with `a.b=value` laid over it; a value is a TOML literal, or else a bare string.
+
+    Nothing but the keys assigned changes, in whatever order: what a `kind` replaces is for `merge`, once all are there.
+    """
     wrong = []
-    above: Tree = {}
+    merged = dict(tree)
     for assignment in assignments:
         dotted, equals, text = assignment.partition("=")
         keys = [key.strip() for key in dotted.split(".")]
@@ -70,16 +91,24 @@ def set_values(tree: Mapping[str, Any], assignments: Iterable[str]) -> Tree:
             value = tomllib.loads(f"value = {text.strip()}")["value"]
         except tomllib.TOMLDecodeError:
             value = text
-        above = merge(above, functools.reduce(lambda inner, key: {key: inner}, reversed(keys), value))
+        merged = _overlay(merged, functools.reduce(lambda inner, key: {key: inner}, reversed(keys), value))
     if wrong:
         raise ConfigError(wrong)
-    return merge(tree, above)
+    return merged
+
+
+def _overlay(below: Tree, above: Tree) -> Tree:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _overlay(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def build(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
     """An instance of the dataclass `cls` from a tree. Raises ConfigError with every fault, each with its dotted key."""
     try:
-        config: T = _adapter(cls).validate_python(merge(_defaults(cls), tree))
+        config: T = _adapter(cls).validate_python(merge(cls, _defaults(cls), tree))
         return config
     except ValidationError as error:
         prefix = f"{where}: " if where else ""
@@ -233,6 +262,12 @@ def _known_keys(cls: type[Any], path: list[str]) -> list[str]:
             hint = fields[0]
     candidates = [hint] if isinstance(hint, type) and dataclasses.is_dataclass(hint) else list(_top_dataclasses(hint))
     return [field.name for inner in candidates for field in dataclasses.fields(inner)]
+
+
+def _classes_at(classes: Iterable[Any], key: str) -> list[Any]:
+    """The dataclasses that the table under `key` of one of `classes` may become."""
+    hints = [typing.get_type_hints(each).get(key) for each in classes]
+    return [inner for hint in hints for inner in ([hint] if dataclasses.is_dataclass(hint) else _top_dataclasses(hint))]
 
 
 def _top_dataclasses(hint: Any) -> Iterator[Any]:

@@ -59,11 +59,10 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     above = config.set_values({}, overrides)
     name = above.get("preset", tree.get("preset"))
     below = _preset(str(name)) if name is not None else {}
+    merged = config.merge(RunConfig, below, _with_absolute_paths(tree, [folder]))
     run = config.build(
         RunConfig,
-        config.merge(
-            config.merge(below, _with_absolute_paths(tree, [folder])), _with_absolute_paths(above, [Path(), folder])
-        ),
+        config.merge(RunConfig, merged, _with_absolute_paths(above, [Path(), folder])),
         where=str(path),
     )
     return replace(run, format_version=FORMAT_VERSION)

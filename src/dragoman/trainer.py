@@ -11,11 +11,10 @@ import dataclasses
 import logging
 import math
 import shutil
-import signal
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +38,7 @@ from dragoman.tokens.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from dragoman.training import parallel
 from dragoman.training.feed import Feed, Ids, Regularise
 from dragoman.training.loop import Loop, Report
+from dragoman.training.observer import Dev, Observer, Outcome
 from dragoman.training.precision import choose
 from dragoman.training.stopping import stopping_at_signals
 from dragoman.training.validation import DevSet
@@ -46,51 +46,6 @@ from dragoman.translator import Translator
 
 BETWEEN_BEATS = 256
 """Lines that a validation translates between two signs of life."""
-
-
-@dataclass(frozen=True)
-class Dev:
-    """One validation."""
-
-    step: int
-    loss: float
-    nll: float
-    perplexity: float
-    bleu: float | None = None
-    chrf: float | None = None
-
-    def score(self, metric: str) -> float:
-        """The metric with its sign turned so that more is better."""
-        value = getattr(self, metric)
-        return -value if metric == "loss" else float(value)
-
-
-class Observer(Protocol):
-    """Who is told how a run goes. Only the first rank tells."""
-
-    def say(self, message: str) -> None:
-        """A sentence for the user."""
-
-    def warn(self, message: str) -> None:
-        """A sentence that the user should see even where talk is not wanted."""
-
-    def reported(self, report: Report, loop: Loop) -> None:
-        """An update was made."""
-
-    def validated(self, dev: Dev, is_best: bool) -> None:
-        """The dev set was scored."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended."""
-
-    step: int
-    why: str
-    best: Dev | None
-    kept: str
-    """Which model the folder holds."""
-    stop: signal.Signals | None = None
 
 
 class Run:
@@ -166,11 +121,15 @@ class Run:
         torch.manual_seed(training.seed)
         model = config.model.build(len(tokenizer), tokenizer.pad_id)
         if start_from is not None:
-            weights, _ = load_tensors(start_from / store.WEIGHTS)
-            load_into(model, weights, str(start_from / store.WEIGHTS), f"the tokenizer of {start_from}")
             self.say(
                 f"weights and tokenizer are those of {start_from}; step, optimizer, schedule and data start afresh"
             )
+        elif resume and resuming.holds_starting_point(out):
+            start_from = out
+        self.starts_from = start_from
+        if start_from is not None:
+            weights, _ = load_tensors(start_from / store.WEIGHTS)
+            load_into(model, weights, str(start_from / store.WEIGHTS), f"the tokenizer of {start_from}")
         self.loop = Loop(
             model,
             training,
@@ -198,6 +157,8 @@ class Run:
             for folder in (self.out, self.out / store.TRAINING, self.out / "best"):
                 sweep(folder)  # what a kill left unfinished
             store.prepare(self.out, tokenizer, config)
+            if start_from is not None:  # until there is a checkpoint this is what a killed run goes on from
+                self._put(load_tensors(start_from / store.WEIGHTS)[0], resuming.STARTING_POINT)
         corpora = config.data.train_corpora
         data = binarize(corpora, tokenizer, config.data, self.out / store.TRAINING / "data" / "train", quiet, self.warn)
         self.say(f"training data: {data.counts.describe()}")
@@ -229,9 +190,10 @@ class Run:
         """Go on from the newest intact checkpoint, but for what `reset` names. Says what was restored."""
         snapshot = snapshots.newest_intact(self.out, self.warn)
         if snapshot is None:
-            self.say(f"{self.out} has no checkpoint yet: training starts from the beginning")
+            beginning = "the beginning" if self.starts_from is None else "the weights that it was to start from"
+            self.say(f"{self.out} has no checkpoint yet: training starts from {beginning}")
             if self.world.is_first and self.metrics.path.exists():
-                self.metrics.go_back_to(0)
+                self.metrics.go_back_to(0, 0)
             return
         facts = snapshot.facts
         resuming.check_origin(facts, snapshot.folder, self.tokenizer.fingerprint, self.data.fingerprint, reset)
@@ -252,7 +214,7 @@ class Run:
             self.last_validated = int(facts["validated"])
         self.world.barrier()  # nobody reads the old checkpoints any more
         if self.world.is_first:
-            self.metrics.go_back_to(self.loop.step)
+            self.metrics.go_back_to(self.loop.step, self.last_validated)
         self.last_saved = None if "step" in reset else snapshot.step
         if "step" in reset:
             earlier = [folder for folder in snapshots.folders(self.out) if folder != snapshots.folder_of(self.out, 0)]
@@ -276,12 +238,14 @@ class Run:
         self.watchdog.start()
         if self.world.is_first:
             self._record_surroundings()
-        why = ""
         try:
             with stopping_at_signals(loop):
-                if not loop.is_done():
+                if self.starts_from is not None and self.last_saved is None:
+                    self._save(prune=False)  # a kill before the next one must not find nothing
+                why = self._catch_up()
+                if not loop.is_done() and not why:
                     loop.try_out(self.feed.largest())
-                for report in loop.run(self.feed.shares(loop.position)):
+                for report in loop.run(self.feed.shares(loop.position)) if not why else ():
                     if self.world.is_first:
                         self._log(report)
                         self.observer.reported(report, loop)
@@ -289,9 +253,10 @@ class Run:
                     # First validate, then save: a checkpoint knows all that was found out up to its step.
                     due = report.stop is None and (done or report.step % training.validate_every == 0)
                     if self.dev is not None and due and self._validate() and not done:
-                        why = f"no better {training.metric} in {training.patience} validations"
-                    if report.step % training.save_every == 0 or report.stop is not None or done or why:
-                        self._save()
+                        why = self._no_better()
+                    scheduled = report.step % training.save_every == 0 or done or bool(why)
+                    if scheduled or report.stop is not None:
+                        self._save(interrupted=not scheduled)
                     if report.stop is not None:
                         return Outcome(loop.step, report.stop.name, self.best_dev, "", report.stop)
                     if why:
@@ -305,6 +270,18 @@ class Run:
         finally:
             self.watchdog.stop()
             loop.gradients.close()
+
+    def _catch_up(self) -> str:
+        """What an earlier process had still to do when it ended; why training is over, if it is."""
+        training, step = self.config.training, self.loop.step
+        over = training.patience is not None and self.waiting >= training.patience
+        if self.dev is not None and step and step % training.validate_every == 0 and self.last_validated != step:
+            over = self._validate()  # a signal came in the update before it
+            self._save_again(interrupted=step % training.save_every != 0)
+        return self._no_better() if over else ""
+
+    def _no_better(self) -> str:
+        return f"no better {self.config.training.metric} in {self.config.training.patience} validations"
 
     def _why(self) -> str:
         training, loop = self.config.training, self.loop
@@ -406,8 +383,16 @@ class Run:
     def _put(self, weights: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
         save_tensors(self.out / store.WEIGHTS, weights, {"format_version": "1", **notes})
 
-    def _save(self, prune: bool = True) -> None:
-        """Write a checkpoint; every rank must call this. Raises TrainingError where the weights are not good."""
+    def _save_again(self, interrupted: bool = False) -> None:
+        """Write the checkpoint of this step with what was found out since."""
+        self.last_saved = None
+        self._save(interrupted=interrupted)
+
+    def _save(self, prune: bool = True, interrupted: bool = False) -> None:
+        """Write a checkpoint; every rank must call this. Raises TrainingError where the weights are not good.
+
+        interrupted: it stands at no regular step and only because of a signal; the mean at the end leaves it out.
+        """
         loop, training = self.loop, self.config.training
         if self.last_saved == loop.step:
             return
@@ -430,6 +415,7 @@ class Run:
             "precision": loop.precision,
             "data": self.data.fingerprint,
             "tokenizer": self.tokenizer.fingerprint,
+            "interrupted": interrupted,
         }
         self.metrics.sync()
         snapshots.save(self.out, loop.step, kept, state, facts)
@@ -438,13 +424,14 @@ class Run:
         if not self.best:
             self._put(kept, {"step": str(loop.step), "kept": "the last"})
         if prune:
-            snapshots.prune(self.out, training.keep_last, training.average_last)
+            snapshots.prune(self.out, loop.step, training.keep_last, training.average_last)
 
     def _finish(self, why: str) -> Outcome:
         """The last validation and checkpoint, and the mean of the last ones where the config wants it."""
         training, loop = self.config.training, self.loop
         if self.dev is not None and self.last_validated != loop.step:
             self._validate()
+            self._save_again()
         self._save()
         if not self.world.is_first:
             return Outcome(loop.step, why, self.best_dev, "")
@@ -456,7 +443,7 @@ class Run:
         return Outcome(loop.step, why, self.best_dev, kept)
 
     def _average(self) -> str:
-        found = snapshots.folders(self.out)[: self.config.training.average_last]
+        found = snapshots.for_mean(self.out, self.config.training.average_last, self.warn)
         weights = average_weights(load_tensors(folder / store.WEIGHTS)[0] for folder in found)
         steps = ", ".join(f"{snapshots.step_of(folder):,}" for folder in reversed(found))
         self._put(weights, {"average_of": str(len(found)), "kept": f"the mean of steps {steps}"})

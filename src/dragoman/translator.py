@@ -22,7 +22,7 @@ from dragoman.decoding.translation import Hypothesis, Translation
 from dragoman.errors import ConfigError, DataError
 from dragoman.text.corpus import DataConfig
 from dragoman.text.keep import cut, glue, is_lost
-from dragoman.text.normalise import is_blank
+from dragoman.text.normalise import is_blank, one_line, refuse_surrogates
 from dragoman.text.split import join, split
 
 if TYPE_CHECKING:
@@ -151,22 +151,30 @@ class Translator:
             before.append(self.tokenizer.decode(ids))
 
     def score(
-        self, pairs: Iterable[tuple[str, Target]], alpha: float | None = None, **options: Any
+        self,
+        pairs: Iterable[tuple[str, Target]],
+        alpha: float | None = None,
+        *,
+        numbers: Sequence[int] | None = None,
+        **options: Any,
     ) -> list[Hypothesis]:
         """How likely the model finds given translations, by teacher forcing: the numbers that `translate` reports.
 
         A text is tokenized, which may cut it otherwise than the model did when it wrote it; pieces, a Hypothesis or a
-        Translation are scored token for token. A pair is scored whole, however long.
+        Translation are scored token for token. A pair is scored whole, however long. `numbers`: those of the pairs'
+        lines, by which errors name them; by default from 1 on.
         """
         if alpha is not None:
             options["alpha"] = alpha
         chosen = self.options(**options)
         tokenizer = self.tokenizer
         listed = list(pairs)
-        _refuse_surrogates([source for source, _ in listed])
-        _refuse_surrogates([target for _, target in listed if isinstance(target, str)], "target ")
-        sources = [[*ids, tokenizer.eos_id] for ids in tokenizer.encode_batch([_one_line(s) for s, _ in listed])]
-        targets = self._target_ids([target for _, target in listed])
+        numbers = numbers or range(1, len(listed) + 1)
+        texts = [(n, target) for n, (_, target) in zip(numbers, listed, strict=True) if isinstance(target, str)]
+        refuse_surrogates([source for source, _ in listed], "", numbers)
+        refuse_surrogates([text for _, text in texts], "target ", [n for n, _ in texts])
+        sources = [[*ids, tokenizer.eos_id] for ids in tokenizer.encode_batch([one_line(s) for s, _ in listed])]
+        targets = self._target_ids([target for _, target in listed], numbers)
 
         from dragoman.decoding.force import token_log_probs
 
@@ -255,15 +263,19 @@ class Translator:
     def _kept(self, translations: list[Translation], options: DecodingConfig) -> list[Translation]:
         """The same, but where what `keep` matches was lost or changed: there the rest is translated around it."""
         cuts: dict[int, list[str]] = {}
+        texts: list[str] = []
         for i, translation in enumerate(translations):
-            parts = cut(self.tokenizer.normalise(_one_line(translation.source)), options.keep)
+            line = self.tokenizer.normalise(one_line(translation.source))
+            code, line = self.tokenizer.split_language_code(line)
+            parts = cut(line, options.keep)
             if is_lost(parts, translation.text):
                 cuts[i] = parts
+                texts += [part if is_blank(part) else code + part for part in parts[::2]]
         if not cuts:
             return translations
         plain = dataclasses.replace(options, keep=(), min_length=0)
         numbers = [translations[i].line for i, parts in cuts.items() for _ in parts[::2]]
-        found = iter(self._answers([text for parts in cuts.values() for text in parts[::2]], plain, numbers))
+        found = iter(self._answers(texts, plain, numbers))
         results = list(translations)
         for i, parts in cuts.items():
             translated = [next(found) for _ in parts[::2]]
@@ -279,12 +291,12 @@ class Translator:
 
     def _plan(self, lines: list[str], options: DecodingConfig, numbers: Sequence[int]) -> list[_Plan]:
         """The jobs of each line: none for a blank one, several for one that is split."""
-        _refuse_surrogates(lines, numbers=numbers)
+        refuse_surrogates(lines, numbers=numbers)
         limit = self.config.data.max_length
         tokenizer = self.tokenizer
         plans = [_Plan() for _ in lines]
         filled = [i for i, line in enumerate(lines) if not is_blank(line)]
-        texts = {i: _one_line(lines[i]) for i in filled}
+        texts = {i: one_line(lines[i]) for i in filled}
         encoded = dict(zip(filled, tokenizer.encode_batch([texts[i] for i in filled]), strict=True))
         prefix = tuple(tokenizer.encode_target(options.prefix)) if options.prefix else ()
         if tokenizer.unk_id in prefix:
@@ -304,8 +316,7 @@ class Translator:
                     log.warning("%s: the end of it is left out", told)
                     sources, truncated = [sources[0][:limit]], True
                 else:
-                    pieces = split(texts[i], limit, self._count, self.config.data.src_lang)
-                    sources = [ids for ids in tokenizer.encode_batch(pieces) if ids]
+                    sources = self._in_pieces(texts[i], limit)
             jobs = []
             for k, ids in enumerate(sources):
                 cap = max(1, len(ids) + 1 + options.max_extra)
@@ -321,6 +332,13 @@ class Translator:
         if wrong:
             raise DataError(wrong)
         return plans
+
+    def _in_pieces(self, text: str, limit: int) -> list[list[int]]:
+        """The tokens of a text of more than `limit`, piece by piece, each with the text's language code before it."""
+        code, text = self.tokenizer.split_language_code(text)
+        n = self._count([code])[0] if code else 0
+        pieces = split(text, max(1, limit - n), self._count, self.config.data.src_lang)
+        return [ids for ids in self.tokenizer.encode_batch([code + piece for piece in pieces]) if len(ids) > n]
 
     def _count(self, texts: Sequence[str]) -> list[int]:
         return [len(ids) for ids in self.tokenizer.encode_batch(texts)]
@@ -371,13 +389,13 @@ class Translator:
         score = score_of(log_prob, len(ids), options.alpha, options.penalty)
         return Hypothesis(text, score, log_prob, len(ids), finished, pieces, log_probs)
 
-    def _target_ids(self, targets: list[Target]) -> list[list[int]]:
+    def _target_ids(self, targets: list[Target], numbers: Sequence[int]) -> list[list[int]]:
         """Tokens of given translations, EOS at the end of all but those that say they are unfinished."""
         tokenizer = self.tokenizer
-        texts = [_one_line(target) for target in targets if isinstance(target, str)]
+        texts = [one_line(target) for target in targets if isinstance(target, str)]
         encoded = iter(tokenizer.encode_target_batch(texts) if texts else [])
         ids = []
-        for target in targets:
+        for number, target in zip(numbers, targets, strict=True):
             if isinstance(target, str):
                 ids.append([*next(encoded), tokenizer.eos_id])
             else:
@@ -385,7 +403,7 @@ class Translator:
                 ids.append([tokenizer.piece_to_id(token) for token in tokens])
                 unknown = [t for t, index in zip(tokens, ids[-1], strict=True) if tokenizer.id_to_piece(index) != t]
                 if unknown:
-                    raise DataError(f"target line {len(ids)}: {unknown[0]!r} is no piece of the model's vocabulary")
+                    raise DataError(f"target line {number}: {unknown[0]!r} is no piece of the model's vocabulary")
         return ids
 
     def _aligned(
@@ -466,25 +484,3 @@ def _device_of(model: Any) -> Any:
     parameters = getattr(model, "parameters", None)
     first = next(parameters(), None) if callable(parameters) else None
     return "cpu" if first is None else first.device
-
-
-def _one_line(text: str) -> str:
-    """A text from a program may hold several lines; their ends are read as spaces, not dropped with other controls."""
-    return text.replace("\r\n", " ").replace("\n", " ")
-
-
-def _refuse_surrogates(texts: Sequence[str], what: str = "", numbers: Sequence[int] | None = None) -> None:
-    """Raise DataError for text that is not valid Unicode, naming line and character of each."""
-    wrong = []
-    for number, text in zip(numbers or range(1, len(texts) + 1), texts, strict=True):
-        if not isinstance(text, str):
-            raise DataError(f"{what}line {number} is {type(text).__name__}, not text")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            wrong.append(
-                f"{what}line {number}, character {error.start + 1}: U+{ord(text[error.start]):04X} is half of a "
-                "surrogate pair: the text is not valid Unicode"
-            )
-    if wrong:
-        raise DataError(wrong)

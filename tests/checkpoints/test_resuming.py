@@ -86,11 +86,12 @@ def test_metrics_go_back_to_a_step_and_forget_a_torn_line(tmp_path: Path) -> Non
     metrics = Metrics(tmp_path / "metrics.jsonl")
     for step in (1, 2, 3):
         metrics.append({"kind": "train", "step": step, "loss": float("nan") if step == 1 else 0.5})
+    metrics.append({"kind": "dev", "step": 1, "bleu": 2.0})
     metrics.append({"kind": "dev", "step": 2, "bleu": 3.0})
     with metrics.path.open("a") as file:
         file.write('{"kind": "train", "st')
-    metrics.go_back_to(2)
+    metrics.go_back_to(2, 1)
     records = list(metrics.records())
-    assert [(record["kind"], record["step"]) for record in records] == [("train", 1), ("train", 2), ("dev", 2)]
+    assert [(record["kind"], record["step"]) for record in records] == [("train", 1), ("train", 2), ("dev", 1)]
     assert records[0]["loss"] is None
     assert metrics.path.read_text().count("\n") == 3

@@ -66,13 +66,13 @@ def test_where_none_is_intact_it_does_not_start_over_in_silence(tmp_path: Path) 
 def test_the_older_ones_keep_their_weights_and_then_go(tmp_path: Path) -> None:
     save(tmp_path, 1, 2, 3, 4, 5)
     (tmp_path / "training" / ".tmp-77-step-00000006").mkdir()
-    snapshots.prune(tmp_path, keep=2, keep_weights=4)
+    snapshots.prune(tmp_path, newest=5, keep=2, keep_weights=4)
     assert names(tmp_path / "training") == [f"step-0000000{n}" for n in (2, 3, 4, 5)]
     for folder, whole in zip(snapshots.folders(tmp_path), (True, True, False, False), strict=True):
         assert (folder / "state.safetensors").exists() == whole
         assert bool(snapshots.faults(folder)) != whole
         assert not snapshots.faults(folder, resuming=False)
-    snapshots.prune(tmp_path, keep=1, keep_weights=1)
+    snapshots.prune(tmp_path, newest=5, keep=1, keep_weights=1)
     assert [snapshots.step_of(folder) for folder in snapshots.folders(tmp_path)] == [5]
 
 
@@ -80,8 +80,36 @@ def test_a_damaged_one_does_not_count_among_those_kept(tmp_path: Path) -> None:
     save(tmp_path, 1, 2, 3)
     path = tmp_path / "training" / "step-00000003" / "state.safetensors"
     path.write_bytes(path.read_bytes()[:20])
-    snapshots.prune(tmp_path, keep=2, keep_weights=1)
+    snapshots.prune(tmp_path, newest=3, keep=2, keep_weights=1)
     assert [snapshots.step_of(folder) for folder in snapshots.folders(tmp_path)] == [3, 2, 1]
+
+
+def test_what_a_resume_has_passed_over_goes_when_there_is_a_new_one(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 7)
+    path = tmp_path / "training" / "step-00000007" / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")  # of the right size
+    snapshots.prune(tmp_path, newest=2, keep=2, keep_weights=1)
+    assert [snapshots.step_of(folder) for folder in snapshots.folders(tmp_path)] == [2, 1]
+
+
+def test_a_mean_is_of_regular_checkpoints_that_are_whole(tmp_path: Path) -> None:
+    save(tmp_path, 0, 2, 4, 6)
+    for step in (3, 7):
+        snapshots.save(tmp_path, step, {"x": torch.ones(5)}, STATE, {"interrupted": True})
+    path = tmp_path / "training" / "step-00000004" / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    said: list[str] = []
+
+    def steps(n: int) -> list[int]:
+        return [snapshots.step_of(folder) for folder in snapshots.for_mean(tmp_path, n, said.append)]
+
+    assert steps(2) == [7, 6]
+    assert not said
+    assert steps(5) == [7, 6, 2]
+    assert "left out of the mean" in said[0]
+    assert "step-00000004" in said[0]
+    snapshots.prune(tmp_path, newest=7, keep=1, keep_weights=3)
+    assert [snapshots.step_of(folder) for folder in snapshots.folders(tmp_path)] == [7, 6, 4]
 
 
 def test_a_newer_format_is_named(tmp_path: Path) -> None:

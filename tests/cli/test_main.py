@@ -230,6 +230,20 @@ def test_a_full_disk_is_a_sentence(probe) -> None:
     assert done.stderr.count(b"\n") == 1
 
 
+def test_a_closed_stdout_is_a_sentence_and_only_where_something_is_written(probe) -> None:
+    def closed(*arguments: str) -> tuple[int, bytes]:
+        script = ["sh", "-c", 'exec "$@" >&-', "sh", *probe.command(*arguments)]
+        done = subprocess.run(script, stderr=subprocess.PIPE, env=probe.env, check=False, timeout=60)
+        return done.returncode, done.stderr
+
+    for arguments in (["lines", "3"], ["--version"], ["--help"], ["echo", "--help"]):
+        code, talk = closed(*arguments)
+        assert code == 1
+        assert talk.startswith(b"error: there is no standard output")
+        assert talk.count(b"\n") == 1
+    assert closed("code") == (7, b"")
+
+
 @pytest.mark.parametrize(
     "environment",
     [

@@ -18,66 +18,7 @@ import pytest
 from dragoman.checkpoints.store import load_model
 from dragoman.cli.main import exit_code
 
-CONFIG = """
-[data]
-train = "train.tsv"
-dev = "dev.tsv"
-src_lang = "en"
-tgt_lang = "de"
-[tokenizer]
-vocab_size = 300
-[model]
-n_layers = 1
-d_model = 16
-d_ff = 24
-n_heads = 2
-[training]
-max_steps = 12
-batch_tokens = 400
-log_every = 1
-validate_every = 6
-validate_bleu = false
-save_every = 4
-precision = "float32"
-lanes = 1
-[training.schedule]
-kind = "constant"
-peak = 1e-3
-"""
-
 Train = Callable[..., int]
-
-
-def pairs(start: int, end: int) -> str:
-    words = ["red", "green", "blue", "old", "new", "big", "small", "fast", "slow", "kind"]
-    rows = []
-    for n in range(start, end):
-        chosen = [words[(n * k + k) % 10] for k in range(2, 3 + n % 6)]
-        rows.append(f"the {' '.join(chosen)} house {n}\tdas {' '.join(reversed(chosen))} Haus {n}\n")
-    return "".join(rows)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus and its TOML file."""
-    folder = tmp_path_factory.mktemp("corpus")
-    (folder / "train.tsv").write_text(pairs(0, 200))
-    (folder / "dev.tsv").write_text(pairs(200, 220))
-    (folder / "run.toml").write_text(CONFIG)
-    return folder
-
-
-@pytest.fixture
-def train(folder: Path, tmp_path: Path) -> Train:
-    """`train("name", "training.max_steps=5", "--resume")`: keys are set, options passed on."""
-
-    def run(out: str, *arguments: str) -> int:
-        line = ["train", str(folder / "run.toml"), "--out", str(tmp_path / out)]
-        for argument in arguments:
-            line += ["--set", argument] if "=" in argument else [argument]
-        return exit_code(line)
-
-    return run
 
 
 def metrics(out: Path, kind: str = "train") -> list[dict[str, Any]]:
@@ -256,7 +197,7 @@ def test_pairs_that_fit_into_no_batch_are_counted(
 def test_without_a_dev_set_nothing_is_validated_and_that_is_said(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "plain.toml").write_text(CONFIG.replace('dev = "dev.tsv"\n', ""))
+    (folder / "plain.toml").write_text((folder / "run.toml").read_text().replace('dev = "dev.tsv"\n', ""))
     assert exit_code(["train", str(folder / "plain.toml"), "--out", str(tmp_path / "run")]) == 0
     told = capfd.readouterr().err
     assert "nothing is validated" in told
@@ -399,7 +340,7 @@ def test_another_corpus_under_a_run_is_noticed(folder: Path, tmp_path: Path, cap
     line = ["train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"), "--set", "training.max_steps=4"]
     assert exit_code(line) == 0
     with (tmp_path / "train.tsv").open("a") as file:
-        file.write(pairs(300, 330))
+        file.write("another house\tnoch ein Haus\n" * 30)
     longer = [*line[:-1], "training.max_steps=6", "--resume"]
     assert exit_code(longer) == 1
     assert "the training corpus is not what it was when" in capfd.readouterr().err
@@ -425,6 +366,7 @@ def test_an_earlier_run_is_not_cleared_away_for_one_that_cannot_start(
         (("--from", str(tmp_path / "typo")), "typo"),
         (("--from", str(tmp_path / "run")), "cannot be the model to start from and the folder of the new one"),
         (("training.precision=float16",), "float16"),
+        ((f"data.train={tmp_path / 'typo.tsv'}",), "typo.tsv"),
     ]:
         assert train("run", "--force", *arguments) == 1
         assert told in capfd.readouterr().err
@@ -442,7 +384,9 @@ def test_weights_that_are_not_finite_are_not_saved(
 def test_a_dry_run_from_a_model_takes_its_sizes(train: Train, folder: Path, tmp_path: Path) -> None:
     assert train("run", "training.max_steps=1") == 0
     open_model = folder / "open.toml"
-    open_model.write_text(CONFIG.replace("[model]\nn_layers = 1\nd_model = 16\nd_ff = 24\nn_heads = 2\n", ""))
+    open_model.write_text(
+        (folder / "run.toml").read_text().replace("[model]\nn_layers = 1\nd_model = 16\nd_ff = 24\nn_heads = 2\n", "")
+    )
     assert exit_code(["train", str(open_model), "--from", str(tmp_path / "run"), "--dry-run"]) == 0
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -197,6 +199,44 @@ def test_out_is_written_whole_or_not_at_all(in_process, folder, expected, tmp_pa
     assert len(lines_of(out.read_bytes())) == 1
 
 
+def test_out_writes_the_file_that_a_link_names(dragoman, in_process, folder, expected, tmp_path) -> None:
+    source, out, link = tmp_path / "source", tmp_path / "target", tmp_path / "link"
+    source.write_text("\n".join(TEXTS), encoding="utf-8")
+    link.symlink_to(out)
+    for force in ([], ["--force"]):
+        assert in_process("translate", folder, source, "-o", link, *force) == (0, "", "")
+        assert link.is_symlink()
+        assert lines_of(out.read_bytes()) == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "source", "target"]
+    if Path("/dev/stdout").exists():  # here a link to a pipe
+        done = dragoman("translate", folder, source, "-o", "/dev/stdout")
+        assert (lines_of(done.stdout), done.stderr) == (expected, b"")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_named_pipe_is_read_like_a_file(in_process, folder, expected, tmp_path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def answers(text: str, *arguments: object) -> list[str]:
+        threading.Thread(target=pipe.write_text, args=(text,), daemon=True).start()
+        code, output, talk = in_process(*arguments)
+        assert code == 0, talk
+        return lines_of(output.encode())
+
+    assert answers("".join(f"{text}\n" for text in TEXTS), "translate", folder, pipe) == expected
+    assert len(answers("a dog ran!\twe are here\n", "score", folder, "--tsv", pipe)) == 1
+
+
+def test_score_names_the_line_of_the_file(in_process, folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("dragoman.cli.score.CHUNK", 2)
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("a dog\t</s>\n" * 4 + "a dog\tnonsense-piece\n", encoding="utf-8")
+    code, output, talk = in_process("score", folder, "--tsv", pairs, "--tokens")
+    assert (code, output.count("\n")) == (1, 4)
+    assert "target line 5: 'nonsense-piece' is no piece" in talk
+
+
 def test_what_the_user_did_wrong_is_one_plain_sentence(in_process, folder, tmp_path) -> None:
     source = tmp_path / "source"
     source.write_text("a dog\n", encoding="utf-8")
@@ -210,6 +250,8 @@ def test_what_the_user_did_wrong_is_one_plain_sentence(in_process, folder, tmp_p
         ([folder, source, "--min-length", 99], 1, "which is the cap of line 1: its 3 source tokens with EOS"),
         ([folder, source, "--draft", folder], 1, "ask for greedy or sample"),
         ([folder, source, "--device", "abacus"], 1, "device 'abacus' cannot be used"),
+        ([folder, source, "--threads", 3_000_000_000], 2, "invalid value for '--threads'"),
+        ([folder, source, "--max-extra", 10**20], 1, "max_extra must be at most 1,000,000"),
     ):
         assert told in str(found := in_process("translate", *arguments))
         assert found[:2] == (code, "")

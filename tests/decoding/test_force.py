@@ -34,6 +34,26 @@ def test_a_decoder_that_starts_with_pad(make_model, pad_batch) -> None:
         assert log_probs == pytest.approx(hypothesis.token_log_probs, abs=1e-4)
 
 
+def test_no_batch_has_more_rows_than_a_step_takes(make_model, monkeypatch) -> None:
+    monkeypatch.setattr("dragoman.decoding.force.MOST_ROWS", 4)
+    model = make_model(13, 3)
+    rows: list[int] = []
+
+    class Stepping:
+        """What has no whole pass, as a packed model has none."""
+
+        step = staticmethod(model.step)
+
+        @staticmethod
+        def start(src, src_mask):
+            rows.append(len(src))
+            return model.start(src, src_mask)
+
+    found = token_log_probs(Stepping(), [[5, EOS]] * 10, [[7, EOS]] * 10, BOS, PAD)
+    assert rows == [4, 4, 2]
+    assert found == [pytest.approx(found[0], abs=1e-5)] * 10
+
+
 def test_batches_hold_every_row_once_within_the_budget() -> None:
     draw = random.Random(2)
     lengths = [draw.randint(1, 40) for _ in range(200)] + [500]

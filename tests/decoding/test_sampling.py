@@ -66,6 +66,16 @@ def test_the_distribution_is_the_one_asked_for(filters) -> None:
         assert found.tolist() == pytest.approx(kept_by_hand(probabilities.tolist(), filters), abs=1e-9)
 
 
+@pytest.mark.parametrize("temperature", [1e-308, 5e-324])
+def test_the_smallest_temperature_takes_the_likeliest_and_a_row_without_one_stays_stuck(temperature) -> None:
+    logits = torch.tensor([[-3.0, 40.0, -math.inf, 39.9], [-math.inf] * 4])
+    for filters in (Filter(temperature), Filter(temperature, top_k=2), Filter(temperature, top_p=0.9, min_p=0.1)):
+        assert filters.distribution(logits)[0].tolist() == [0.0, 1.0, 0.0, 0.0]
+        tokens = Draw(torch.tensor([5, 6]), filters).choose(logits, torch.tensor([0, 0]))
+        assert tokens[0] == 1
+        assert 0 <= tokens[1] < 4
+
+
 def chi_square(counts: list[float], expected: list[float]) -> float:
     return sum((n - e) ** 2 / e for n, e in zip(counts, expected, strict=True) if e > 0)
 

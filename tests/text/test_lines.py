@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from dragoman.errors import DataError
 from dragoman.text import lines as module
-from dragoman.text.lines import SHOWN, Faults, count_lines, lines_of, read_lines
+from dragoman.text.lines import SHOWN, Faults, check_text, count_lines, lines_of, read_lines
+from dragoman.text.stdin import StandardInput
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -234,6 +235,28 @@ def test_a_line_from_a_pipe_arrives_before_the_end(monkeypatch: pytest.MonkeyPat
     with pytest.raises(DataError, match=r"<stdin>, line 2, byte 16 "):  # at once, though the pipe is still open
         next(lines)
     writer.close()
+
+
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_of_a_block_with_a_fault_standard_input_gives_nothing(monkeypatch: pytest.MonkeyPatch, end: bytes) -> None:
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as reader:
+        monkeypatch.setattr(module.sys, "stdin", io.TextIOWrapper(reader))
+        lines = StandardInput().lines()
+        os.write(write, b"good\n")
+        assert next(lines) == "good"
+        os.write(write, b"bad \xff" + end)
+        os.close(write)
+        with pytest.raises(DataError, match=r"<stdin>, line 2, byte 9 "):
+            next(lines)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_not_opened_to_see_whether_it_is_there(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    check_text(tmp_path / "pipe")  # opening it would wait for a writer
+    with pytest.raises(DataError, match="no such file"):
+        check_text(tmp_path / "nowhere")
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks the Linux kernel for the peak of memory")

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,6 +91,40 @@ def test_cleaning_is_done_and_counted(
     assert data.counts["length"] == 121 - short
     assert data.n == short
     assert all(max(map(len, pair)) <= 62 for pair in texts(data, bpe))
+
+
+def test_a_pair_that_gives_no_tokens_is_counted_also_across_a_kill(
+    tmp_path: Path, lines: list[str], bpe: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Forgetful(SentencePieceTokenizer):
+        """Knows no U+200B, as the normalisation of some models of one's own."""
+
+        def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+            return super().encode_batch([text.replace("\u200b", "") for text in texts])
+
+    tokenizer = Forgetful(bpe.model, bpe.normalization, bpe.facts)
+    rows = [f"{src}\t{tgt}" for src, tgt in zip(lines[::2], lines[1::2], strict=True)]
+    rows[3] = rows[60] = "\u200b\tsomething"
+    rows[61] = "\u200b\t" + "far too long " * 200
+    (tmp_path / "train.tsv").write_text("\n".join(rows), encoding="utf-8")
+    corpus = Corpus(tsv=str(tmp_path / "train.tsv"))
+    monkeypatch.setattr(module, "_CHUNK", 25)
+    monkeypatch.setattr(module, "_SAVE_EVERY", 0.0)
+    add, chunks = module._Writer.add, []
+
+    def die(self, sides, max_length) -> None:
+        chunks.append(sides)
+        if len(chunks) == 2:
+            raise KeyboardInterrupt
+        add(self, sides, max_length)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module._Writer, "add", die)
+        with pytest.raises(KeyboardInterrupt):
+            binarize([corpus], tokenizer, CONFIG, tmp_path / "ids")
+    data = binarize([corpus], tokenizer, CONFIG, tmp_path / "ids")
+    assert data.counts == {"read": 120, "kept": 117, "too_long": 1, "no_tokens": 2}
+    assert data.n == 117
 
 
 class TestSecondStart:

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import pytest
-import sentencepiece
 
 from dragoman.errors import ModelError
 from dragoman.tokens.marian import MarianTokenizer, vocabulary_problems
 from dragoman.tokens.tokenizer import load_tokenizer
 
 
-def spm(lines: list[str]) -> bytes:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=model, vocab_size=26, model_type="bpe", minloglevel=2
-    )
-    return model.getvalue()
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> MarianTokenizer:
-    source, target = spm(["the cat sat on the mat"] * 5), spm(["die katze saß auf der matte"] * 5)
-    pieces = ["</s>", "<unk>", ">>deu<<"]
-    for data in (source, target):
-        processor = sentencepiece.SentencePieceProcessor(model_proto=data)
-        pieces += [processor.id_to_piece(i) for i in range(3, processor.get_piece_size())]
-    pieces = [*dict.fromkeys(pieces), "<pad>"]
-    last = len(pieces) - 1
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    return MarianTokenizer(
-        source, target, vocabulary, pad_id=last, unk_id=1, bos_id=last, eos_id=0, banned_ids=[last, 2]
-    )
+@pytest.fixture
+def tokenizer(marian_tokenizer: MarianTokenizer) -> MarianTokenizer:
+    return marian_tokenizer
 
 
 def test_each_side_has_its_model_and_both_one_vocabulary(tokenizer: MarianTokenizer) -> None:
@@ -48,6 +28,14 @@ def test_each_side_has_its_model_and_both_one_vocabulary(tokenizer: MarianTokeni
     assert tokenizer.piece_to_id("no such piece") == tokenizer.unk_id
     with pytest.raises(IndexError):
         tokenizer.id_to_piece(len(tokenizer))
+
+
+def test_the_code_of_a_language_can_be_told_from_the_text(tokenizer: MarianTokenizer) -> None:
+    assert tokenizer.split_language_code(" >>deu<<  the cat ") == (">>deu<< ", "the cat")
+    assert tokenizer.split_language_code(">>deu<<the cat") == (">>deu<<", "the cat")
+    assert tokenizer.split_language_code(">>deu<<") == (">>deu<<", "")
+    for text in ("the cat", ">>xyz<< the cat", "the >>deu<< cat", ""):
+        assert tokenizer.split_language_code(text) == ("", text)
 
 
 def test_saved_and_loaded_it_is_the_same(tokenizer: MarianTokenizer, tmp_path: Path) -> None:

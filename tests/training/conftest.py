@@ -60,11 +60,13 @@ def ids() -> Ids:
 
 @pytest.fixture
 def make_loop() -> MakeLoop:
-    """`make_loop(dropout=0.1, model=None, warn=…, max_steps=5, …)`: what is not the loop's goes into the config."""
+    """`make_loop(dropout=0.1, model=None, total_steps=None, warn=…, max_steps=5, …)`: what is not the loop's goes into
+    the config."""
 
     def make(
         dropout: float = 0.0,
         model: torch.nn.Module | None = None,
+        total_steps: int | None = None,
         warn: Callable[[str], None] = print,
         **config: object,
     ) -> Loop:
@@ -76,6 +78,7 @@ def make_loop() -> MakeLoop:
             replace(options, **config),
             d_model=12,
             pad_id=IDS.pad_id,
+            total_steps=total_steps,
             warn=warn,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import signal
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from dragoman.batches.batch import Batch, collate
 from dragoman.batches.stream import Position
 from dragoman.errors import TrainingError
 from dragoman.training.feed import Feed, Ids, Regularise, Share
-from dragoman.training.gradients import ByAutograd, InLanes
+from dragoman.training.gradients import ByAutograd, InLanes, most_likely
 from dragoman.training.loop import Loop, Report
 from dragoman.training.loss import smoothed_cross_entropy
 from dragoman.training.optimizer import Adam, AdamW
@@ -220,7 +221,7 @@ RESUMED = [
     {"precision": "float32", "lanes": 2},
     {"precision": "bfloat16", "activation_checkpointing": True},
     {"precision": "float32", "ema": 0.9, "optimizer": AdamW()},
-    {"precision": "float32", "scheduled_sampling": 0.5},
+    {"precision": "float32", "scheduled_sampling": 0.5, "total_steps": 9},
 ]
 
 
@@ -321,6 +322,34 @@ def test_scheduled_sampling_replaces_inputs_by_guesses_and_nothing_else(
     assert torch.equal(loss, module(batch.src, batch.tgt_in, batch.tgt_out)[0])  # the dev loss never samples
 
 
+def test_guesses_are_made_without_the_logits_of_the_whole_batch(
+    make_loop: MakeLoop, make_feed: MakeFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_loop().model
+    (batch, *_) = next(make_feed().shares(Position())).batches
+    rows: list[int] = []
+    model.generator.register_forward_hook(lambda module, given, logits: rows.append(logits.shape[:-1].numel()))
+    monkeypatch.setattr("dragoman.training.gradients.chunk_of", lambda features, vocab_size: 7)
+    features = model.features(batch.src, batch.tgt_in)
+    guessed = most_likely(features, model.generator)
+    assert max(rows) == 7 < sum(rows) == batch.tgt_in.numel()
+    assert torch.equal(guessed, model(batch.src, batch.tgt_in).argmax(dim=-1))
+    assert most_likely(features[:0], model.generator).shape == (0, features.size(1))
+
+
+def test_guesses_become_more_with_the_updates_or_the_minutes(
+    make_loop: MakeLoop, make_feed: MakeFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = make_loop(scheduled_sampling=0.5, max_minutes=20.0, max_steps=None, total_steps=1000)
+    drawn: list[float] = []
+    monkeypatch.setattr(loop.gradients, "sample", drawn.append)
+    shares = make_feed().shares(Position())
+    for minutes, steps in ((0.0, 0), (5.0, 0), (5.0, 500), (19.0, 10)):
+        loop.minutes, loop.schedule_step = minutes, steps
+        loop.update(next(shares))
+    assert drawn == [0.0, 0.125, 0.25, 0.475]
+
+
 def test_the_running_mean_is_the_running_mean(make_loop: MakeLoop, make_feed: MakeFeed) -> None:
     loop = make_loop(max_steps=3, ema=0.5)
     name = "embedding.weight"
@@ -370,9 +399,37 @@ def test_trying_the_largest_batch_leaves_no_trace(make_loop: MakeLoop, make_feed
     feed = make_feed()
     tried, untried = make_loop(dropout=0.1), make_loop(dropout=0.1)
     tried.try_out(feed.largest())
+    assert not tried.optimizer.state
     share = next(feed.shares(Position()))
     a, b = tried.update(share), untried.update(share)
     assert dataclasses.replace(a, seconds=0, minutes=0) == dataclasses.replace(b, seconds=0, minutes=0)
+
+
+def test_the_largest_batch_is_tried_beside_adams_means_and_with_guesses(
+    make_loop: MakeLoop, make_feed: MakeFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, feed = make_loop(scheduled_sampling=0.5), make_feed()
+    room, of = loop._room_for_means, loop.gradients.of
+    made: list[weakref.ref[Tensor]] = []
+    seen: list[tuple[int, float]] = []
+
+    def noted() -> list[Tensor]:
+        tensors = room()
+        made.extend(map(weakref.ref, tensors))
+        return tensors
+
+    def computed(share: Share, scale: float, seed: int) -> tuple[float, float]:
+        held = [tensor.numel() for each in made if (tensor := each()) is not None]
+        seen.append((sum(held), loop.gradients.loss.sampled))
+        return of(share, scale, seed)
+
+    monkeypatch.setattr(loop, "_room_for_means", noted)
+    monkeypatch.setattr(loop.gradients, "of", computed)
+    loop.try_out(feed.largest())
+    assert seen == [(2 * sum(parameter.numel() for parameter in loop.parameters.values()), 0.5)]
+    loop.update(next(feed.shares(Position())))
+    loop.try_out(feed.largest())
+    assert seen[-1] == (0, 0.5)  # now there are real means
 
 
 def test_any_model_with_a_forward_can_be_trained(make_loop: MakeLoop, make_feed: MakeFeed) -> None:

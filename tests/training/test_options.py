@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from dragoman import config
@@ -39,8 +41,40 @@ def test_every_fault_is_named() -> None:
         config.build(TrainingConfig, {"acumulation": 2})
     with pytest.raises(ValueError, match="training must end"):
         TrainingConfig(max_steps=None)
+    with pytest.raises(ValueError, match="training must end"):
+        TrainingConfig(max_steps=None, max_minutes=math.inf)
     with pytest.raises(ValueError, match="validate_bleu must be true"):
         TrainingConfig(metric="bleu", validate_bleu=False)
+
+
+WRONG: list[dict[str, object]] = [
+    {"seed": -1},
+    {"seed": 2**63},
+    {"r_drop": math.nan},
+    {"r_drop": math.inf},
+    {"clip_norm": math.nan},
+    {"max_minutes": math.nan},
+    {"hang_seconds": math.nan},
+    {"hang_seconds": math.inf},
+    {"hang_seconds": 1e10},
+    {"label_smoothing": math.nan},
+    {"ema": math.nan},
+    {"optimizer": {"kind": "adam", "epsilon": math.nan}},
+    {"optimizer": {"kind": "adam", "betas": [0.9, math.nan]}},
+    {"optimizer": {"kind": "adamw", "weight_decay": math.nan}},
+    {"schedule": {"kind": "cosine", "floor": math.nan}},
+]
+
+
+@pytest.mark.parametrize("tree", WRONG, ids=str)
+def test_numbers_that_nothing_could_be_computed_with_are_refused(tree: dict[str, object]) -> None:
+    (name,) = tree
+    with pytest.raises(ConfigError, match=rf"{name}\b.* must be "):
+        config.build(TrainingConfig, tree)
+
+
+def test_an_end_can_be_taken_away_again() -> None:
+    assert TrainingConfig(max_minutes=math.inf, clip_norm=math.inf).max_steps == 100_000
 
 
 def test_lengths_and_intervals_are_keys_of_training() -> None:

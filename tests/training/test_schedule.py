@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import pairwise
 from pathlib import Path
 
@@ -60,8 +61,19 @@ def test_a_decay_can_follow_the_clock() -> None:
     assert Linear(warmup_steps=10, peak=1.0).rate(20, 64, half) > 0.98
 
 
+def test_how_far_training_has_come_is_the_larger_of_updates_and_minutes() -> None:
+    both = Progress(total_steps=99, minutes=5.0, total_minutes=20.0)
+    assert [both.done(step, 1, "steps") for step in (1, 50, 100, 200)] == pytest.approx([0.0, 49 / 99, 1.0, 1.0])
+    assert [both.done(step, 1, "minutes") for step in (1, 50)] == pytest.approx([0.25, 49 / 99])
+    assert both.done(10, 20, "steps") == 0.0
+    assert Progress(minutes=5.0).done(7, 1, "minutes") == 0.0
+
+
 def test_wrong_values_are_named() -> None:
     with pytest.raises(ValueError, match="warmup_steps must be at least 1"):
         Noam(warmup_steps=0)
-    with pytest.raises(ValueError, match="peak must not be negative"):
-        Linear(peak=-1.0)
+    for value in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="peak must be at least 0 and finite"):
+            Linear(peak=value)
+        with pytest.raises(ValueError, match="factor must be at least 0 and finite"):
+            Noam(factor=value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -52,8 +52,8 @@ def average_weights(models: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
 
 
 def last_of(run: Path, last: int) -> list[Path]:
-    """The weights of the newest `last` checkpoints of a run. Raises ModelError where it has fewer, or damaged ones."""
-    found = snapshots.folders(run)
+    """The weights of the newest `last` regular checkpoints of a run. ModelError where it has fewer, or damaged ones."""
+    found = snapshots.regular(run)
     if len(found) < last:
         kept = f"has {len(found)}" if found else f"has none (no {TRAINING}/step-…)"
         raise ModelError(
@@ -95,14 +95,16 @@ def inputs(folders: Sequence[Path], last: int | None = None) -> list[Path]:
     return last_of(first, last) if last is not None else [folder / WEIGHTS for folder in folders]
 
 
-def average_folders(first: Path, files: Sequence[Path], out: Path) -> int:
+def average_folders(first: Path, files: Sequence[Path], out: Path, claim: Callable[[], None] = lambda: None) -> int:
     """Write to `out` a model like that of `first` with the mean of the weights in `files`; give how many there were.
 
-    The result is for translating: it has no state to resume from, and its weights say so.
+    The result is for translating: it has no state to resume from, and its weights say so. `claim` is called when the
+    mean is there and before anything is written.
     """
     config, tokenizer = read_config(first), load_tokenizer(first)
     model = empty_model(config.model, tokenizer)
     load_into(model, average_weights(load_tensors(file)[0] for file in files), "the average")
     notes = {"average_of": str(len(files)), "averaged": ", ".join(file.parent.name for file in files)}
+    claim()
     save_model(out, model, tokenizer, config, notes)
     return len(files)

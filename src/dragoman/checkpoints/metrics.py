@@ -43,9 +43,10 @@ class Metrics:
             if isinstance(record, dict):
                 yield record
 
-    def go_back_to(self, step: int) -> None:
-        """Drop what was written after `step`: training goes on from there."""
-        kept = [r for r in self.records() if int(r.get("step", 0)) <= step and r.get("kind") != "average"]
+    def go_back_to(self, step: int, validated: int) -> None:
+        """Drop what was written after `step`, and of validations after `validated`: training goes on from there."""
+        lasts = {"dev": min(step, validated), "average": -1}
+        kept = [r for r in self.records() if int(r.get("step", 0)) <= lasts.get(str(r.get("kind")), step)]
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
         write_file(self.path, text.encode())
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -28,6 +32,12 @@ _FREED = {
 """Keys that may change where something that depends on them is reset."""
 
 
+STARTING_POINT = {"step": "0", "kept": "what training starts from"}
+"""The notes of weights that a run has taken from a model, until it has a checkpoint of its own."""
+PATIENCE = 60.0
+"""Seconds that a run waits for the process before it to leave the folder: one that a scheduler stops still saves."""
+
+
 class HasTraining(Protocol):
     """A run's config, of which only this is known here."""
 
@@ -36,6 +46,53 @@ class HasTraining(Protocol):
 
 
 Config = TypeVar("Config", bound=HasTraining)
+
+
+@contextlib.contextmanager
+def alone(out: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the folder of a run for this process; it is made where there is none.
+
+    Raises ModelError where another training does not let go of it in time. The system lets go when a process ends,
+    however it does; on a file system without locks nothing is held.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileExistsError, NotADirectoryError):
+        raise ModelError(f"{out} is a file, or below one; a model is a folder: choose another --out") from None
+    except OSError as error:
+        raise ModelError(f"{out} cannot be written: {error.strerror}; choose another --out") from None
+    try:
+        _lock(descriptor, out, say)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, out: Path, say: Callable[[str], None]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    waiting = False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise ModelError(
+                    f"another training is writing to {out}: let it end or stop it, or give another --out"
+                ) from None
+        except OSError:
+            return
+        if not waiting:
+            say(f"another training is writing to {out}: waiting up to {PATIENCE:.0f} seconds for it to end")
+            waiting = True
+        time.sleep(0.1)
+
+
+def holds_starting_point(out: Path) -> bool:
+    """Whether a run ended before its first checkpoint, and the weights in its folder are those it was to start from."""
+    path = out / WEIGHTS
+    return not snapshots.folders(out) and path.exists() and load_tensors(path)[1].get("kept") == STARTING_POINT["kept"]
 
 
 def claim(out: Path, *, resume: bool, force: bool) -> None:

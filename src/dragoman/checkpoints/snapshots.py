@@ -151,16 +151,51 @@ def faults_of_weights_only(wrong: list[str]) -> bool:
     return len(wrong) == 1 and wrong[0].endswith("keeps its weights only")
 
 
-def prune(run: Path, keep: int, keep_weights: int) -> None:
-    """Leave the newest `keep` checkpoints whole, of the next ones the weights so that there are `keep_weights` in all,
-    and remove the rest."""
-    intact = 0
+def regular(run: Path) -> list[Path]:
+    """The checkpoints that a mean may be taken of, newest first: the newest, and before it those that stand at equal
+    distances (§6.1), not where a signal came or training began."""
+    found = [folder for folder in folders(run) if step_of(folder) > 0]
+    return found[:1] + [folder for folder in found[1:] if not _was_interrupted(folder)]
+
+
+def for_mean(run: Path, n: int, warn: Callable[[str], None]) -> list[Path]:
+    """The newest `n` of the regular checkpoints, or as many as there are; damaged ones are named and left out."""
+    found: list[Path] = []
+    for folder in regular(run):
+        if len(found) == n:
+            break
+        wrong = faults(folder, resuming=False)
+        for problem in wrong:
+            warn(f"left out of the mean: {problem}")
+        if not wrong:
+            found.append(folder)
+    return found
+
+
+def _was_interrupted(folder: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        return isinstance(facts, dict) and bool(facts.get("interrupted"))
+    return False
+
+
+def prune(run: Path, newest: int, keep: int, keep_weights: int) -> None:
+    """Leave the newest `keep` checkpoints whole, of the next regular ones the weights so that there are `keep_weights`
+    of those in all, and remove the rest; also what stands behind step `newest`, which a resume has passed over."""
     for folder in folders(run):
-        if intact < keep:
+        if step_of(folder) > newest:
+            shutil.rmtree(folder, ignore_errors=True)
+    for_means = set(regular(run))
+    whole = weights = 0
+    for folder in folders(run):
+        counts = folder in for_means
+        if whole < keep:
             # One that is damaged does not count: there must be `keep` to fall back on. Sizes tell enough here.
-            intact += _looks_whole(folder)
-        elif intact < max(keep, keep_weights):
-            intact += 1
+            intact = _looks_whole(folder)
+            whole += intact
+            weights += intact and counts
+        elif counts and weights < keep_weights:
+            weights += 1
             _slim(folder)
         else:
             shutil.rmtree(folder, ignore_errors=True)

@@ -29,8 +29,9 @@ def command(
     if out.resolve() in {model.resolve() for model in models}:
         raise ModelError(f"{out} is one of the models to average: give another --out")
     files = inputs(models, last)
-    claim(out, resume=False, force=force)
-    count = average_folders(models[0], files, out)
+    if not force:
+        claim(out, resume=False, force=False)  # before the work
+    count = average_folders(models[0], files, out, lambda: claim(out, resume=False, force=force))
     print(
         f"{out} is the mean of {count} checkpoint{'s' if count != 1 else ''}; it is for translating and cannot be "
         "resumed (train --from starts a new run from it)",

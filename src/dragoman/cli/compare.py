@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from dragoman.cli.threads import MOST_THREADS
+
 
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder.")],
@@ -26,7 +28,9 @@ def command(
         typer.Option(help="Length penalty; `power` and `none` are those that every engine has."),
     ] = None,
     limit: Annotated[int | None, typer.Option("--lines", min=1, help="Only so many lines of the test set.")] = None,
-    threads: Annotated[int, typer.Option(min=0, help="Processor threads for each engine; 0: all.")] = 0,
+    threads: Annotated[
+        int, typer.Option(min=0, max=MOST_THREADS, help="Processor threads for each engine; 0: all.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each engine.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No talk on stderr.")] = False,
 ) -> None:

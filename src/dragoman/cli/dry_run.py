@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +15,14 @@ from dragoman.errors import TrainingError
 
 if TYPE_CHECKING:
     from dragoman.run import RunConfig
-    from dragoman.trainer import Observer, Run
+    from dragoman.trainer import Run
+    from dragoman.training.observer import Observer
+    from dragoman.training.parallel import World
 
 UPDATES = 5
 """Real updates that are timed, after one that is not."""
+FOLDER = "dry-run"
+"""Under this key the first rank tells the others where it prepares."""
 
 
 def report(config: RunConfig, start_from: Path | None, device: str, observer: Observer) -> int:
@@ -24,12 +31,45 @@ def report(config: RunConfig, start_from: Path | None, device: str, observer: Ob
     from dragoman.training.parallel import arrive, connected
 
     world = arrive(device)
-    with tempfile.TemporaryDirectory(prefix="dragoman-") as folder, connected(world):
-        run = Run(config, Path(folder), observer, world, start_from=start_from)
+    with connected(world):
+        with ending_in_order(), passing_folder(world) as folder:
+            run = Run(config, folder, observer, world, start_from=start_from)
+            world.barrier()  # all ranks have opened what is in it, and an open file outlives its name
         lines = describe(run)
         if run.world.is_first:
             sys.stdout.write("".join(f"{name:<28}{value}\n" for name, value in lines))
     return 0
+
+
+@contextlib.contextmanager
+def passing_folder(world: World) -> Iterator[Path]:
+    """A folder that goes with the block: the first rank's on all ranks that see it, one of its own on any other.
+
+    The first rank must leave the block only when the others have no need of the folder any more.
+    """
+    if world.start is not None and not world.is_first:
+        shared = Path(world.start.hear(FOLDER))
+        if shared.is_dir():
+            yield shared
+            return
+    with tempfile.TemporaryDirectory(prefix="dragoman-") as own:
+        if world.start is not None and world.is_first:
+            world.start.say(FOLDER, own)
+        yield Path(own)
+
+
+@contextlib.contextmanager
+def ending_in_order() -> Iterator[None]:
+    """Within the block SIGTERM, by which a launcher ends all ranks where one has failed, leaves time to clear up."""
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def describe(run: Run) -> list[tuple[str, str]]:

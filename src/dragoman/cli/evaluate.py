@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dragoman.cli.threads import Threads, use_threads
 from dragoman.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -55,12 +56,12 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file of --out.")] = False,
     beam_size: Annotated[int | None, typer.Option(min=1, help="Hypotheses kept at each step.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Strength of the length penalty.")] = None,
-    batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens translated at once.")] = None,
+    batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens translated at once in each thread.")] = None,
     precision: Annotated[
         Literal["float32", "bfloat16", "int8"], typer.Option(help="Of the model's weights.")
     ] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="Processor threads.")] = None,
+    threads: Threads = None,
     invalid_utf8: Annotated[
         Literal["error", "replace"], typer.Option(help="Bytes that are not UTF-8: stop, or read each as U+FFFD.")
     ] = "error",
@@ -291,10 +292,7 @@ def _prepare(threads: int | None, quiet: bool) -> None:
     """Settings of the process: processor threads, and whether the translator's warnings are shown."""
     if quiet:
         logging.getLogger("dragoman").setLevel(logging.ERROR)
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
+    use_threads(threads)
 
 
 def _translate(name: str, translator: Translator, test: TestSet, options: dict[str, Any], talk: _Talk) -> System:

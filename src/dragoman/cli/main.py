@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 from dragoman.errors import DragomanError, UsageError
 
@@ -50,7 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if arguments is None:
         use_utf8()
         arguments = sys.argv[1:]
+    if sys.stdout is None:
+        sys.stdout = cast(TextIO, NoOutput())
     sys.exit(exit_code(arguments))
+
+
+class NoOutput(io.TextIOBase):
+    """What stands for stdout where that was closed (`>&-`): a run that writes elsewhere has no need of it."""
+
+    def write(self, text: str, /) -> int:
+        raise DragomanError("there is no standard output: it is closed; send it to a file, or name one (--out)")
 
 
 def exit_code(arguments: Sequence[str]) -> int:
@@ -203,6 +212,8 @@ def complain(problem: DragomanError | str) -> None:
 
 def say(line: str) -> None:
     """Write a line to stderr, if anybody still reads it."""
+    if sys.stderr is None:  # `print` would take stdout for it
+        return
     try:
         print(line, file=sys.stderr, flush=True)
     except (OSError, ValueError):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from dragoman.cli.threads import Threads, use_threads
+
 if TYPE_CHECKING:
     from dragoman.text.corpus import Pair
 
@@ -37,7 +39,7 @@ def command(
         Literal["float32", "bfloat16", "int8"], typer.Option(help="Number format of the model.")
     ] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="Processor threads.")] = None,
+    threads: Threads = None,
     invalid_utf8: Annotated[
         Literal["error", "replace"], typer.Option(help="Bytes that are not UTF-8: stop, or read U+FFFD.")
     ] = "error",
@@ -47,23 +49,20 @@ def command(
 
     The log-probability is that of the target's tokens and EOS given the source; score divides it by the length penalty.
     """
-    from dragoman.text.corpus import Corpus, open_text, read_pairs
+    from dragoman.text.corpus import Corpus, check_corpora, read_pairs
 
-    path = "/dev/stdin" if tsv == "-" else tsv
-    if tsv != "-":
-        open_text(tsv).close()  # a missing file is told before a model is loaded
+    corpus = Corpus(tsv="/dev/stdin" if tsv == "-" else tsv)
+    check_corpora([corpus])  # a missing file is told before a model is loaded
 
     from dragoman.translator import Target, load
 
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
+    use_threads(threads)
     translator = load(model, device, precision, ensemble=ensemble or ())
     options = {"penalty": penalty, "batch_tokens": batch_tokens}
-    for chunk in chunks(read_pairs(Corpus(tsv=path), invalid_utf8=invalid_utf8)):
+    for chunk in chunks(read_pairs(corpus, invalid_utf8=invalid_utf8)):
         pairs: list[tuple[str, Target]] = [(pair.src, pair.tgt.split(" ") if tokens else pair.tgt) for pair in chunk]
-        for pair, found in zip(chunk, translator.score(pairs, alpha, **options), strict=True):
+        scored = translator.score(pairs, alpha, numbers=[pair.line for pair in chunk], **options)
+        for pair, found in zip(chunk, scored, strict=True):
             if as_json:
                 told = {"line": pair.line, "source": pair.src, **found.as_dict()}
                 sys.stdout.write(json.dumps(told, ensure_ascii=False) + "\n")

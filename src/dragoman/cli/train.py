@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     import torch
 
     from dragoman.run import RunConfig
-    from dragoman.trainer import Dev, Outcome
     from dragoman.training.loop import Loop, Report
+    from dragoman.training.observer import Dev, Outcome
     from dragoman.training.parallel import World
 
 
@@ -152,32 +153,33 @@ def _train(
 
     def claim() -> RunConfig:
         world.note("refused")  # until it is not
-        if not (folder / TRAINING / "data" / "train" / "index.json").exists():
+        if force or not (folder / TRAINING / "data" / "train" / "index.json").exists():
             # What is wrong with the corpora is said before the folder is touched. Once binarised they were right, and
             # counting the lines of a large one again would cost more than all else of a second start.
             dev = config.data.dev_corpus
             check_corpora([*config.data.train_corpora, *([dev] if dev is not None else [])])
-        if force:
-            _check_start(config, folder, start_from, world.device)
+        _check_start(config, folder, start_from, world.device)
+        held.enter_context(resuming.alone(folder, display.say))
         resuming.claim(folder, resume=resume, force=force)
         found = settled()
         world.note("begun")
         return found
 
-    agreed = world.lead("claim", claim) or settled()
-    with display, connected(world):
-        run = Run(agreed, folder, display, world, start_from=start_from, resume=resume)
-        if resume:
-            run.resume(reset)
-        display.begin(run.loop, run.n_parameters)
-        outcome = run.train()
+    with ExitStack() as held:
+        agreed = world.lead("claim", claim) or settled()
+        with display, connected(world):
+            run = Run(agreed, folder, display, world, start_from=start_from, resume=resume)
+            if resume:
+                run.resume(reset)
+            display.begin(run.loop, run.n_parameters)
+            outcome = run.train()
     if world.is_first:
         display.end(outcome, folder)
     return 128 + outcome.stop if outcome.stop is not None else 0
 
 
 def _check_start(config: RunConfig, folder: Path, start_from: Path | None, device: torch.device) -> None:
-    """Say what would stop the run, before an earlier one in `folder` is cleared away for it."""
+    """Say what would stop the run, before `folder` is touched or an earlier one in it cleared away."""
     from dragoman.checkpoints.store import WEIGHTS, empty_model
     from dragoman.checkpoints.weights import load_into, load_tensors
     from dragoman.errors import ModelError

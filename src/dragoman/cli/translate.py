@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
+from dragoman.cli.threads import Threads, use_threads
 from dragoman.errors import DataError
 
 if TYPE_CHECKING:
@@ -68,12 +70,14 @@ def command(
     long_input: Annotated[
         Literal["error", "truncate", "split"] | None, typer.Option(help="Lines longer than data.max_length tokens.")
     ] = None,
-    batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens searched at once: memory.")] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens searched at once in each thread: memory.")
+    ] = None,
     precision: Annotated[
         Literal["float32", "bfloat16", "int8"], typer.Option(help="Number format of the model.")
     ] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="Processor threads.")] = None,
+    threads: Threads = None,
     invalid_utf8: Annotated[
         Literal["error", "replace"], typer.Option(help="Bytes that are not UTF-8: stop, or read U+FFFD.")
     ] = "error",
@@ -89,17 +93,14 @@ def command(
     if out is not None and out.is_file() and not force:
         raise DataError(f"{out} is there already; --force overwrites it")
 
-    from dragoman.text.corpus import open_text
+    from dragoman.text.lines import check_text
 
     if file not in (None, "-"):
-        open_text(file).close()  # a missing file is told before a model is loaded
+        check_text(file)  # a missing file is told before a model is loaded
 
     from dragoman.translator import load
 
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
+    use_threads(threads)
     show_warnings(quiet)
     translator = load(model, device, precision, ensemble=ensemble or (), draft=draft)
     options: dict[str, Any] = {
@@ -168,7 +169,8 @@ def written_to(out: Path | None) -> Iterator[TextIO]:
     else:
         from dragoman.checkpoints.atomic import replacing
 
-        with replacing(out) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as sink:
+        target = Path(os.path.realpath(out))  # of a link, as /dev/stdout is one: it stays
+        with replacing(target) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as sink:
             yield sink
 
 

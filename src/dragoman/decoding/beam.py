@@ -102,7 +102,12 @@ class BeamSearch:
         return self._extend(*self._ranked(self._in_places(tokens), self._in_places(best.logits - best.totals[:, None])))
 
     def _in_places(self, rows: Tensor) -> Tensor:
-        """[R, n] -> [B, N, n], with zeros where no hypothesis runs: whatever is added to minus infinity."""
+        """[R, n] -> [B, N, n], with zeros where no hypothesis runs.
+
+        A place that was never filled has a sum of minus infinity, whatever is added. One that was dropped keeps its own
+        sum, and the children that zeros give it are at most as likely: they cannot win, nor push out what could (see
+        the top of this file).
+        """
         if rows.size(0) == self.live.numel():
             return rows.view(*self.live.shape, -1)
         places = rows.new_zeros(*self.live.shape, rows.size(1))

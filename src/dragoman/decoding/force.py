@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dragoman.decoding.options import MOST_ROWS
 from dragoman.decoding.search import evaluating, has_whole_pass
 
 
@@ -55,7 +56,7 @@ def token_log_probs(
     results: list[list[float]] = [[] for _ in targets]
     sizes = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
     with torch.no_grad(), evaluating(model):
-        for batch in cut(sizes, batch_tokens):
+        for batch in cut(sizes, batch_tokens, MOST_ROWS):
             src = [sources[i] for i in batch]
             tgt = [targets[i] for i in batch]
             log_probs = _forced(model, src, tgt, bos_id, pad_id, device).tolist()

@@ -14,6 +14,8 @@ SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """Options that only sampling looks at, and the values that change nothing."""
 MOST_ROWS = 8192
 """Hypotheses that one step computes at most (model/packed.py), and so of one sentence."""
+MOST_EXTRA = 1_000_000
+"""No translation is so much longer than its source; a cap far beyond it is no number that a tensor holds."""
 MOST_ALPHA = 20
 """Beyond it a penalty is larger or smaller than any number."""
 
@@ -61,7 +63,8 @@ class DecodingConfig:
     long_input: LongInput = "split"
     """What to do with a line of more than data.max_length tokens."""
     batch_tokens: int = 8192
-    """Most padded source tokens searched at once, each counted once per beam: it bounds memory, not the result."""
+    """Most padded source tokens searched at once in each thread, each counted once per beam: it bounds memory, not the
+    result."""
 
     def __post_init__(self) -> None:
         wrong = [
@@ -78,9 +81,9 @@ class DecodingConfig:
             if getattr(self, name) < least
         ]
         wrong += [
-            f"{name} must be at most {MOST_ROWS:,}, not {getattr(self, name):,}"
-            for name in ("beam_size", "n_best")
-            if getattr(self, name) > MOST_ROWS
+            f"{name} must be at most {most:,}, not {getattr(self, name):,}"
+            for name, most in (("beam_size", MOST_ROWS), ("n_best", MOST_ROWS), ("max_extra", MOST_EXTRA))
+            if getattr(self, name) > most
         ]
         if not -MOST_ALPHA <= self.alpha <= MOST_ALPHA:
             wrong.append(f"alpha must be from {-MOST_ALPHA} to {MOST_ALPHA}, not {self.alpha}")

@@ -41,12 +41,17 @@ class Prepared:
             for member in members
             if isinstance(member, nn.Module)
             for parameter in member.parameters()
-            for number in (parameter._version, parameter.data_ptr())  # changed in place, or replaced
+            for number in (_changes(parameter), parameter.data_ptr())  # changed in place, or replaced
         )
         if self._form is None or versions != self._made_from:
             self._form = prepared(self.model, self.precision)
             self._made_from = versions
         return self._form
+
+
+def _changes(parameter: Tensor) -> int:
+    """How often it was changed in place. What was made under `torch.inference_mode` counts no changes: always 0."""
+    return 0 if parameter.is_inference() else parameter._version
 
 
 def prepared(model: Any, precision: str) -> Any:

@@ -34,7 +34,10 @@ class Filter:
 
         None for the tokens where they are simply 0 ... V - 1. A row of minus infinity gives weights of NaN.
         """
-        values = logits.double() / self.temperature
+        values = logits.double()
+        # The softmax is the same without the largest, and no temperature, however small, makes a difference overflow
+        # upwards.
+        values = (values - values.amax(dim=-1, keepdim=True)) / self.temperature
         index: Tensor | None = None
         if 0 < self.top_k < values.size(-1):
             values, index = values.topk(self.top_k, dim=-1)

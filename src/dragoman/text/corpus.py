@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from dragoman.errors import ConfigError, DataError
@@ -18,7 +17,9 @@ from dragoman.text.lines import (
     Faults,
     InvalidUtf8,
     Reader,
+    check_text,
     count_lines,
+    is_pipe,
     lines_of,
     open_text,
     read_lines,
@@ -213,8 +214,7 @@ def check_corpora(corpora: Sequence[Corpus]) -> None:
     for corpus in corpora:
         try:
             if corpus.tsv is not None:
-                if not _is_pipe(corpus.tsv):
-                    open_text(corpus.tsv).close()
+                check_text(corpus.tsv)
                 continue
             problem = _not_parallel(corpus)
             if problem:
@@ -223,11 +223,6 @@ def check_corpora(corpora: Sequence[Corpus]) -> None:
             problems.extend(error.problems)
     if problems:
         raise DataError(problems)
-
-
-def _is_pipe(path: str) -> bool:
-    """Whether opening the path to look at it would lose what is in it, as with the shell's `<(command)`."""
-    return Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir()
 
 
 def _rows(tsv: str, bad_rows: BadRows, invalid_utf8: InvalidUtf8, counts: Counts) -> Iterator[Pair]:
@@ -295,7 +290,7 @@ def _not_parallel(corpus: Corpus) -> str | None:
     src, tgt = corpus.files
     problems: list[str] = []
     found: list[int] = []
-    if _is_pipe(src) or _is_pipe(tgt):
+    if is_pipe(src) or is_pipe(tgt):
         return None  # it can be read once only; that reading will tell
     for path in (src, tgt):
         try:

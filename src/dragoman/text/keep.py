@@ -23,8 +23,13 @@ def cut(line: str, patterns: Sequence[str]) -> list[str]:
 
 
 def is_lost(parts: Sequence[str], translation: str) -> bool:
-    """Whether something that `cut` kept stands less often in the translation."""
-    return any(translation.count(text) < n for text, n in Counter(parts[1::2]).items())
+    """Whether something that `cut` kept stands less often in the translation. What is part of a longer one is lost."""
+    kept = Counter(parts[1::2])
+    for text in sorted(kept, key=len, reverse=True):
+        if translation.count(text) < kept[text]:
+            return True
+        translation = translation.replace(text, "\n")  # which no line holds, so that nothing new comes together
+    return False
 
 
 def glue(parts: Sequence[str], translated: Sequence[str]) -> str:

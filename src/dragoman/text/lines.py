@@ -130,6 +130,17 @@ def open_text(path: str | Path) -> Reader:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
+def is_pipe(path: str | Path) -> bool:
+    """Whether opening the path to look at it would lose what is in it: a named pipe, the shell's `<(command)`."""
+    return Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir()
+
+
+def check_text(path: str | Path) -> None:
+    """Raise DataError as `open_text` does, before any work is done; what is a pipe is not opened."""
+    if not is_pipe(path):
+        open_text(path).close()
+
+
 def read_chunks(reader: Reader, name: str) -> Iterator[bytes]:
     """The bytes of `reader` as they come. Raises DataError, naming the file, where a compressed stream is damaged."""
     given = 0

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from typing import Literal
+
+from dragoman.errors import DataError
 
 Form = Literal["nfc", "nfkc", "identity"]
 
@@ -39,3 +42,28 @@ def normalise(text: str, form: Form = "nfc") -> str:
 def is_blank(text: str) -> bool:
     """True where nothing is left to translate: only white space, control characters or `▁`."""
     return not text or not normalise(text, "identity").strip()
+
+
+def one_line(text: str) -> str:
+    """A text from a program may hold several lines; their ends are read as spaces, not dropped with other controls."""
+    return text.replace("\r\n", " ").replace("\n", " ")
+
+
+def refuse_surrogates(texts: Sequence[str], what: str = "", numbers: Sequence[int] | None = None) -> None:
+    """Raise DataError for text that is not valid Unicode, naming line and character of each.
+
+    `numbers`: those of the lines, by default from 1 on; `what` stands before "line".
+    """
+    wrong = []
+    for number, text in zip(numbers or range(1, len(texts) + 1), texts, strict=True):
+        if not isinstance(text, str):
+            raise DataError(f"{what}line {number} is {type(text).__name__}, not text")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            wrong.append(
+                f"{what}line {number}, character {error.start + 1}: U+{ord(text[error.start]):04X} is half of a "
+                "surrogate pair: the text is not valid Unicode"
+            )
+    if wrong:
+        raise DataError(wrong)

@@ -29,9 +29,9 @@ class StandardInput:
         """Each line as soon as it is complete. Raises DataError as `read_lines` does."""
         faults = Faults()
         for line in lines_of(self, "<stdin>", faults, invalid_utf8, at_once=True):
+            faults.raise_if_any()  # those of a block are known before its first line is given: none of it is answered
             self._given += 1
             yield line
-        faults.raise_if_any()
 
     def is_idle(self) -> bool:
         """Whether asking for another line would have to wait for somebody to write it."""

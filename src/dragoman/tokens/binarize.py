@@ -59,10 +59,11 @@ def binarize(
 ) -> PairedIds:
     """The corpora as ids, from `out_dir` where they stand there already, else made and left there.
 
-    Pairs stand in the order of the corpora, those longer than `config.max_length` tokens on a side left out (counted as
-    `too_long`). Weights go into the result and are no part of the files. A second process that wants the same folder
-    waits for the first. Raises DataError for what is wrong with a corpus, for a disk that is full, and where no pair is
-    left. For validation text pass a config without cleaning: filters are for training.
+    Pairs stand in the order of the corpora, but for those with more than `config.max_length` tokens on a side (counted
+    as `too_long`) or with none (`no_tokens`: a tokenizer's own normalisation may leave nothing of a text). Weights go
+    into the result and are no part of the files. A second process that wants the same folder waits for the first.
+    Raises DataError for what is wrong with a corpus, for a disk that is full, and where no pair is left. For validation
+    text pass a config without cleaning: filters are for training.
     """
     out = Path(out_dir)
     try:
@@ -121,8 +122,8 @@ def _binarize(
     finally:
         writer.close()
     counts["kept"] = state.pairs
-    if state.too_long:
-        counts["too_long"] = state.too_long
+    causes = {"too_long": state.too_long, "no_tokens": state.taken - state.pairs - state.too_long}
+    counts.update({cause: n for cause, n in causes.items() if n})
     if not state.pairs:
         writer.discard()
         names = ", ".join(corpus.name for corpus in corpora)
@@ -199,7 +200,7 @@ class _Writer:
         self._saved = time.monotonic()
 
     def add(self, sides: tuple[Rows, Rows], max_length: int) -> None:
-        """Appends the pairs that are short enough on both sides."""
+        """Appends the pairs that are short enough on both sides, and not empty."""
         lengths = [np.fromiter(map(len, rows), dtype=np.uint32, count=len(rows)) for rows in sides]
         longest = np.maximum(*lengths)
         keep = (longest <= max_length) & (np.minimum(*lengths) > 0)

@@ -26,7 +26,7 @@ SOURCE, TARGET, VOCABULARY = "source.spm", "target.spm", "vocab.json"
 
 # Cc but TAB: a line feed in a piece would make two lines of one.
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-_LANGUAGE = re.compile(r">>[^<>]+<<")
+_LANGUAGE = re.compile(r"(>>[^<>]+<<) *")
 _THREADED_FROM = 64
 
 
@@ -90,17 +90,26 @@ class MarianTokenizer(Tokenizer):
         languages = []
         plain = []
         for text in map(self.normalise, texts):
-            # A code that the vocabulary lacks is text like any other.
-            code = _LANGUAGE.match(text)
-            known = code is not None and code[0] in self.vocabulary
-            languages.append([self.vocabulary[code[0]]] if code is not None and known else [])
-            plain.append(text[code.end() :] if code is not None and known else text)
+            code = self._language_code(text)
+            languages.append([] if code is None else [self.vocabulary[code[1]]])
+            plain.append(text if code is None else text[code.end(1) :])
         try:
             threads = 1 if len(plain) < _THREADED_FROM else -1
             pieces = processor.encode(plain, out_type=str, num_threads=threads)
         except (RuntimeError, UnicodeEncodeError):
             raise DataError("the text is not valid Unicode: it holds half of a surrogate pair") from None
         return [first + [self._id(piece) for piece in line] for first, line in zip(languages, pieces, strict=True)]
+
+    def split_language_code(self, text: str) -> tuple[str, str]:
+        """As the contract says: `>>fra<< hello` gives `>>fra<< ` and `hello`, normalised."""
+        text = self.normalise(text)
+        code = self._language_code(text)
+        return ("", text) if code is None else (code[0], text[code.end() :])
+
+    def _language_code(self, text: str) -> re.Match[str] | None:
+        """The code that a normalised text begins with; one that the vocabulary lacks is text like any other."""
+        code = _LANGUAGE.match(text)
+        return code if code is not None and code[1] in self.vocabulary else None
 
     def _id(self, piece: str) -> int:
         """As `piece_to_id`, for a piece that came out of a text, which must not name a control token."""

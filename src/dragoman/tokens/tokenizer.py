@@ -135,6 +135,13 @@ class Tokenizer(ABC):
         """The text as the model sees it; decoding gives this back, not what was typed."""
         return normalise(text, self.normalization)
 
+    def split_language_code(self, text: str) -> tuple[str, str]:
+        """The code of the target language that a text begins with, and the rest: the code goes before each part of it.
+
+        "" and the text as it is where there is none.
+        """
+        return "", text
+
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from dragoman.model.transformer import Transformer
 from dragoman.training import parallel
 from dragoman.training.feed import Share
 from dragoman.training.lanes import Lanes
-from dragoman.training.loss import projected_loss, r_drop_cross_entropy, smoothed_cross_entropy
+from dragoman.training.loss import chunk_of, projected_loss, r_drop_cross_entropy, smoothed_cross_entropy
 from dragoman.training.options import TrainingConfig
 from dragoman.training.precision import Chosen, autocast
 
@@ -67,6 +67,7 @@ class LossModule(nn.Module):
         self.label_smoothing, self.smoothing, self.pad_id = config.label_smoothing, config.smoothing, pad_id
         self.r_drop = config.r_drop
         self.sampled = 0.0
+        self.most_likely: Callable[[Tensor, nn.Module], Tensor] = most_likely
 
     def forward(self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> tuple[Tensor, Tensor]:
         """src [B, S], tgt_in and tgt_out [B, T] -> smoothed and plain loss, each summed over the targets.
@@ -114,12 +115,24 @@ class LossModule(nn.Module):
     def guess(self, src: Tensor, tgt_in: Tensor) -> Tensor:
         """Scheduled sampling for a Transformer: tgt_in [B, T] with a share of its tokens from a first pass of the model
         itself (Bengio et al. 2015, arXiv:1506.03099; Mihaylova and Martins 2019, arXiv:1906.07651)."""
-        guessed = self.model(src, tgt_in).argmax(dim=-1)[:, :-1]  # what it expects at 1 ... T - 1
+        model: Any = self.model
+        if hasattr(model, "features"):
+            guessed = self.most_likely(model.features(src, tgt_in), model.generator)
+        else:
+            guessed = model(src, tgt_in).argmax(dim=-1)
+        guessed = guessed[:, :-1]  # what it expects at 1 ... T - 1
         torch.clear_autocast_cache()  # it holds weights that this pass has cast, without a way back to their gradients
         given = tgt_in[:, 1:]
         drawn = torch.rand(given.shape, device=given.device) < self.sampled
         drawn &= (given != self.pad_id) & (guessed != self.pad_id)
         return torch.cat([tgt_in[:, :1], torch.where(drawn, guessed, given)], dim=1)
+
+
+def most_likely(x: Tensor, generator: Any) -> Tensor:
+    """Features x [B, T, D] -> the token [B, T] of the largest logit at each place; logits are made chunk by chunk."""
+    rows = x.flatten(0, 1)
+    chunks = rows.split(chunk_of(rows, generator.weight.size(0)))
+    return torch.cat([generator(chunk).argmax(dim=-1) for chunk in chunks]).view(x.shape[:-1])
 
 
 class ByAutograd:
@@ -144,6 +157,8 @@ class ByAutograd:
         self.how = "PyTorch's autograd"
         self.loss = LossModule(model, config, pad_id)
         if self.compiled:
+            # Its loop would be unrolled, and the whole module compiled anew for every number of chunks.
+            self.loss.most_likely = cast("Any", torch.compiler).disable(most_likely)
             self.loss.compile(dynamic=True)
         self.wrapped = parallel.wrap(self.loss, model, world, config.parallel)
 

@@ -147,8 +147,8 @@ class Loop:
     def _update(self, share: Share, begun: float, minutes: float) -> Report | None:
         self.model.train()
         if self.config.scheduled_sampling:
-            done = self.schedule_step / self.total_steps if self.total_steps else 1.0
-            self.gradients.sample(self.config.scheduled_sampling * min(1.0, done))
+            done = self._progress().done(self.schedule_step + 1, since=1, follows="minutes")
+            self.gradients.sample(self.config.scheduled_sampling * done)
         loss, plain = self.gradients.of(share, self.scale.value, self._seed(share.position))
         tokens: float = sum(batch.n_tokens for batch in share.batches)
         padded = [
@@ -202,6 +202,9 @@ class Loop:
         Where a compiled model fails, a warning is given and the model as it is takes over.
         """
         self.model.train()
+        if self.config.scheduled_sampling:
+            self.gradients.sample(self.config.scheduled_sampling)
+        means = [] if self.optimizer.state else self._room_for_means()
         try:
             self.gradients.of(share, self.scale.value, 0)
         except torch.OutOfMemoryError:
@@ -213,12 +216,19 @@ class Loop:
             self.warn(f"torch.compile does not work here ({reason}); training goes on without it")
             self.optimizer.zero_grad(set_to_none=True)
             self.gradients.of(share, self.scale.value, 0)
+        del means
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _room_for_means(self) -> list[Tensor]:
+        """As much memory as Adam's two means of each parameter will take, which it makes at its first step."""
+        return [torch.empty_like(p) for p in self.parameters.values() if p.requires_grad for _ in range(2)]
 
     def rate(self) -> float:
         """The learning rate of the next update."""
-        progress = Progress(self.total_steps, self.minutes, self.config.max_minutes)
-        return self.config.schedule.rate(self.schedule_step + 1, self.d_model, progress)
+        return self.config.schedule.rate(self.schedule_step + 1, self.d_model, self._progress())
+
+    def _progress(self) -> Progress:
+        return Progress(self.total_steps, self.minutes, self.config.max_minutes)
 
     def _seed(self, position: Position) -> int:
         words = np.random.SeedSequence([self.config.seed, *position, self.world.rank]).generate_state(2)

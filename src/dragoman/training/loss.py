@@ -126,8 +126,7 @@ def projected_loss(
     """
     q = smoothing(weight.size(0), label_smoothing, pad_id, convention)
     if chunk is None:
-        held = CHUNK_BYTES if features.device.type == "cpu" else GPU_CHUNK_BYTES
-        chunk = max(held // (weight.size(0) * features.element_size()), 64)
+        chunk = chunk_of(features, weight.size(0))
     if kernels is None:
         kernels = best_kernels() if features.device.type == "cpu" and features.dtype in _NATIVE else Kernels()
     if features.size(0) != tgt.size(0) * (2 if r_drop else 1):
@@ -138,6 +137,12 @@ def projected_loss(
     recorded = torch.is_grad_enabled()
     loss, nll_sum = apply(features, weight, bias, projection, tgt, q, pad_id, r_drop, chunk, kernels, recorded)
     return loss, nll_sum
+
+
+def chunk_of(features: Tensor, vocab_size: int) -> int:
+    """C: how many of the features [n, D] should have their logits at a time."""
+    held = CHUNK_BYTES if features.device.type == "cpu" else GPU_CHUNK_BYTES
+    return max(held // (vocab_size * features.element_size()), 64)
 
 
 _NATIVE = (torch.float32, torch.bfloat16)

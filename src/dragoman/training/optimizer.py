@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
 
 def _check(betas: tuple[float, float], epsilon: float, weight_decay: float = 0.0) -> None:
     wrong = [f"betas must be at least 0 and below 1, not {beta}" for beta in betas if not 0.0 <= beta < 1.0]
-    if epsilon <= 0:
-        wrong.append(f"epsilon must be above 0, not {epsilon}")
-    if weight_decay < 0:
-        wrong.append(f"weight_decay must not be negative, not {weight_decay}")
+    if not 0.0 < epsilon < math.inf:
+        wrong.append(f"epsilon must be above 0 and finite, not {epsilon}")
+    if not 0.0 <= weight_decay < math.inf:
+        wrong.append(f"weight_decay must be at least 0 and finite, not {weight_decay}")
     if wrong:
         raise ValueError("; ".join(wrong))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,6 +17,9 @@ LENGTHS_AND_INTERVALS = (
     *("keep_last", "keep_best", "average_last", "patience", "hang_seconds", "tensorboard"),
 )
 """What `--set` may change when a run is resumed: nothing that alters what an update computes."""
+
+LONGEST_SILENCE = 1e9
+"""Seconds that a timer of the operating system still counts."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class TrainingConfig:
     subword_regularisation: float = 0.0
     """Cut sentences anew each time they are seen: SentencePiece's alpha, for BPE the share of merges left out (0.1)."""
     scheduled_sampling: float = 0.0
-    """Share of target inputs that are the model's own guesses at the end of training; it rises linearly from 0."""
+    """Share of target inputs that are the model's own guesses at the end of training. It rises linearly from 0 with the
+    updates or, under `max_minutes` and where that is more, with the minutes; a run is then not repeated to the bit."""
     r_drop: float = 0.0
     """Every pair is computed twice, under two draws of dropout that must agree: the weight of their divergence (R-Drop,
     arXiv:2106.14448: 5). For small corpora, where it costs twice the time and is worth it."""
@@ -101,10 +106,12 @@ class TrainingConfig:
             if (value := getattr(self, name)) is not None and value < 1
         ]
         wrong += [
-            f"{name} must not be negative, not {value}"
+            f"{name} must be at least 0 and finite, not {value}"
             for name in ("workers", "lanes", "r_drop")
-            if (value := getattr(self, name)) < 0
+            if not 0 <= (value := getattr(self, name)) < math.inf
         ]
+        if not 0 <= self.seed < 2**63:
+            wrong.append(f"seed must be at least 0 and below 2^63, not {self.seed}")
         wrong += [
             f"{name} must be at least 0 and below 1, not {value}"
             for name in ("label_smoothing", "subword_regularisation", "scheduled_sampling")
@@ -117,7 +124,13 @@ class TrainingConfig:
             for name in ("max_minutes", "clip_norm", "hang_seconds")
             if (value := getattr(self, name)) is not None and not value > 0
         ]
-        if self.max_steps is None and self.max_epochs is None and self.max_minutes is None:
+        if self.hang_seconds > LONGEST_SILENCE:
+            wrong.append(
+                f"hang_seconds must be at most {LONGEST_SILENCE:.0e}, which is thirty years and as good as never, "
+                f"not {self.hang_seconds}"
+            )
+        # Infinitely many minutes are how --set takes away a file's limit, and no end.
+        if self.max_steps is None and self.max_epochs is None and self.max_minutes in (None, math.inf):
             wrong.append("give one of max_steps, max_epochs and max_minutes: training must end")
         if self.metric != "loss" and not self.validate_bleu:
             wrong.append(f'metric = "{self.metric}" needs the dev set translated: validate_bleu must be true')

@@ -32,21 +32,27 @@ class Progress:
     total_minutes: float | None = None
     """Minutes after which training ends, where they are limited."""
 
+    def done(self, step: int, since: int, follows: Literal["steps", "minutes"]) -> float:
+        """The share of training that is over before update `step`: 0 at update `since`, 1 just after the last.
+
+        With `minutes` it is theirs where that is more: then they end training. 0 where no end is known.
+        """
+        share = 0.0
+        if self.total_steps is not None:
+            share = (step - since) / max(1, self.total_steps - since + 1)
+        if follows == "minutes" and self.total_minutes is not None:
+            share = max(share, self.minutes / self.total_minutes)
+        return min(1.0, max(0.0, share))
+
 
 def _check(**values: float) -> None:
-    wrong = [f"{name} must not be negative, not {value}" for name, value in values.items() if value < 0]
+    wrong = [
+        f"{name} must be at least 0 and finite, not {value}"
+        for name, value in values.items()
+        if not 0.0 <= value < math.inf
+    ]
     if wrong:
         raise ValueError("; ".join(wrong))
-
-
-def _remaining(step: int, warmup_steps: int, progress: Progress, follows: str) -> float:
-    """The share of the decay that is still to come: 1 at the end of the warm-up, 0 just after the last update."""
-    done = 0.0
-    if progress.total_steps is not None:
-        done = (step - warmup_steps) / max(1, progress.total_steps - warmup_steps + 1)
-    if follows == "minutes" and progress.total_minutes is not None:
-        done = max(done, progress.minutes / progress.total_minutes)
-    return min(1.0, max(0.0, 1.0 - done))
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ class Cosine:
         """The learning rate of update `step`."""
         if step < self.warmup_steps:
             return self.peak * step / self.warmup_steps
-        left = _remaining(step, self.warmup_steps, progress, self.follows)
+        left = 1.0 - progress.done(step, self.warmup_steps, self.follows)
         return self.peak * (self.floor + (1.0 - self.floor) * 0.5 * (1.0 - math.cos(math.pi * left)))
 
 
@@ -136,7 +142,7 @@ class Linear:
         """The learning rate of update `step`."""
         if step < self.warmup_steps:
             return self.peak * step / self.warmup_steps
-        left = _remaining(step, self.warmup_steps, progress, self.follows)
+        left = 1.0 - progress.done(step, self.warmup_steps, self.follows)
         return self.peak * (self.floor + (1.0 - self.floor) * left)
 
 
