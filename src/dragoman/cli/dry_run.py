@@ -7,6 +7,7 @@ import signal
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ UPDATES = 5
 """Real updates that are timed, after one that is not."""
 FOLDER = "dry-run"
 """Under this key the first rank tells the others where it prepares."""
+PATIENCE = 10.0
+"""Seconds that the first rank gives the others to leave its folder; a launcher that ends it gives it thirty."""
 
 
 def report(config: RunConfig, start_from: Path | None, device: str, observer: Observer) -> int:
@@ -43,18 +46,37 @@ def report(config: RunConfig, start_from: Path | None, device: str, observer: Ob
 
 @contextlib.contextmanager
 def passing_folder(world: World) -> Iterator[Path]:
-    """A folder that goes with the block: the first rank's on all ranks that see it, one of its own on any other.
-
-    The first rank must leave the block only when the others have no need of the folder any more.
-    """
-    if world.start is not None and not world.is_first:
-        shared = Path(world.start.hear(FOLDER))
-        if shared.is_dir():
+    """A folder that goes with the block: the first rank's on all ranks that see it, one of its own on any other."""
+    start = world.start
+    left = [f"{FOLDER}: rank {rank} has left" for rank in range(world.size)]
+    if start is None:
+        with own_folder() as own:
+            yield own
+    elif world.is_first:
+        with own_folder() as own:
+            start.say(FOLDER, str(own))
+            try:
+                yield own
+            finally:
+                # After an error of this rank another that finds nothing there would prepare everything anew.
+                deadline = time.monotonic() + PATIENCE
+                for other in left[1:]:
+                    start.hear(other, max(0.0, deadline - time.monotonic()))
+    elif (shared := Path(start.hear(FOLDER))).is_dir():
+        try:
             yield shared
-            return
+        finally:
+            start.say(left[world.rank], "yes")
+    else:
+        start.say(left[world.rank], "yes")
+        with own_folder() as own:
+            yield own
+
+
+@contextlib.contextmanager
+def own_folder() -> Iterator[Path]:
+    """A folder that goes with the block."""
     with tempfile.TemporaryDirectory(prefix="dragoman-") as own:
-        if world.start is not None and world.is_first:
-            world.start.say(FOLDER, own)
         yield Path(own)
 
 

@@ -9,6 +9,7 @@ nodes each launcher counts its own failures.
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import time
 import uuid
@@ -54,9 +55,11 @@ class Start:
         """To those that `hear` the same key, now or later."""
         self.store.set(key, word)
 
-    def hear(self, key: str) -> str:
-        """Wait for the word, however long its rank takes; if it dies the launcher ends this one too."""
-        while not (word := _read(self.store, key)):
+    def hear(self, key: str, patience: float = math.inf) -> str:
+        """Wait for the word, however long its rank takes: if it dies the launcher ends this one too. "" where it does
+        not come within the patience."""
+        deadline = time.monotonic() + patience
+        while not (word := _read(self.store, key)) and time.monotonic() < deadline:
             time.sleep(0.05)
         return word.decode()
 
