@@ -109,15 +109,24 @@ INLINE void block(const int rows, const int vectors, long depth, const float *a,
     default: block(6, V, depth, A, row_step, depth_step, B, ldb, C, ldc, add);                               \
     }
 
+/* How many vectors of 16 a block is wide, so that its sums stay in registers: 32 of a whole vector, or 16 of half of one,
+ * or 32 of a quarter. */
+#if defined(__AVX512F__)
+#define WIDEST 4
+#else
+#define WIDEST 1
+#endif
+
 /* C [m, n] = A [m, depth] B [depth, n], n a multiple of 16; small matrices that live in the first caches. */
 static void multiply(long m, long n, long depth, const float *a, long row_step, long depth_step, const float *b,
                      long ldb, float *c, long ldc, int add) {
-    for (long j = 0; j < n; j += 64)
+    for (long j = 0; j < n; j += 16 * WIDEST)
         for (long i = 0; i < m; i += 6) {
             const float *A = a + i * row_step, *B = b + j;
             float *C = c + i * ldc + j;
             long left = m - i;
-            switch ((n - j) / 16) {
+            const long vectors = (n - j) / 16;
+            switch (vectors < WIDEST ? vectors : WIDEST) {
             case 1: ROWS(1) break;
             case 2: ROWS(2) break;
             case 3: ROWS(3) break;
