@@ -30,7 +30,8 @@ constexpr int64_t WIDTH = 4, VECTORS = 4, TILE = 6;
 constexpr int64_t WIDTH = 4, VECTORS = 2, TILE = 4;
 #endif
 constexpr int64_t PANEL = VECTORS * WIDTH;
-constexpr int64_t BLOCK = 16 * TILE;  // rows that go through all panels together and stay in the second cache
+constexpr int64_t TILE_IN_PARTS = 4;  // where weights are taken apart before they are multiplied, which takes registers too
+constexpr int64_t BLOCK = 96;         // rows that go through all panels together and stay in the second cache
 
 typedef float Floats __attribute__((vector_size(WIDTH * 4)));
 typedef int32_t Ints __attribute__((vector_size(WIDTH * 4)));
@@ -86,9 +87,19 @@ inline int64_t stored(int kind, int64_t n) {
     return (n + group - 1) / group * group;
 }
 
-// How each kind adds the products of one group of inputs to a vector of sums.
+// sums + x * w, which the compiler does not take apart again to add two such products first.
+inline __attribute__((always_inline)) Floats added(Floats sums, Floats x, Floats w) {
+#if defined(__FMA__) && !defined(__AVX512F__)
+    return (Floats)_mm256_fmadd_ps((__m256)x, (__m256)w, (__m256)sums);
+#else
+    return sums + x * w;
+#endif
+}
+
+// How each kind adds the products of one group of inputs to a vector of sums, and for how many rows at a time.
 struct OfFloat32 {
     typedef Floats Sums;
+    static constexpr int64_t ROWS = TILE;
     static inline __attribute__((always_inline)) void add(Sums& sums, int32_t x, Ints w) {
         float value;
         std::memcpy(&value, &x, 4);
@@ -98,25 +109,39 @@ struct OfFloat32 {
 
 struct OfBfloat16 {
     typedef Floats Sums;
+#if defined(__AVX512BF16__)
+    static constexpr int64_t ROWS = TILE;
+#else
+    static constexpr int64_t ROWS = TILE_IN_PARTS;
+#endif
     static inline __attribute__((always_inline)) void add(Sums& sums, int32_t x, Ints w) {
 #if defined(__AVX512BF16__)
         sums = (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(x), (__m512bh)(__m512i)w);
 #else
-        const int32_t parts[2] = {x << 16, x & ~0xFFFF};
-        float first, second;
-        std::memcpy(&first, parts, 4);
-        std::memcpy(&second, parts + 1, 4);
-        sums += first * (Floats)(w << 16);
-        sums += second * (Floats)(w & ~0xFFFF);
+        Ints row = x - Ints{};
+        IN_REGISTER(row);
+        sums = added(sums, (Floats)(row << 16), (Floats)(w << 16));
+        sums = added(sums, (Floats)(row & ~0xFFFF), (Floats)(w & ~0xFFFF));
 #endif
     }
 };
 
 struct OfInt8 {
     typedef Ints Sums;
+#if defined(__AVX512VNNI__)
+    static constexpr int64_t ROWS = TILE;
+#else
+    static constexpr int64_t ROWS = TILE_IN_PARTS;
+#endif
     static inline __attribute__((always_inline)) void add(Sums& sums, int32_t x, Ints w) {
 #if defined(__AVX512VNNI__)
         sums = (Ints)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(x), (__m512i)w);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+        // Two 16-bit numbers in each 32 bits, every other one at a time: unlike products of bytes these cannot run over.
+        const __m256i all = (__m256i)w, odd = _mm256_srai_epi16(all, 8), even = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8);
+        const __m256i row = _mm256_set1_epi32(x);
+        sums += (Ints)_mm256_madd_epi16(even, _mm256_and_si256(row, _mm256_set1_epi16(255)));
+        sums += (Ints)_mm256_madd_epi16(odd, _mm256_srli_epi16(row, 8));
 #else
         sums += (x & 255) * ((w << 24) >> 24);
         sums += ((x >> 8) & 255) * ((w << 16) >> 24);
@@ -183,8 +208,8 @@ void product_of(const int32_t* x, int64_t stride, int64_t groups, const int32_t*
             const auto finish_row = [&](int64_t row, const typename Of::Sums* sums) { finish(row, panel, sums); };
             const int64_t end = std::min(rows, begin + BLOCK);
             int64_t row = begin;
-            for (; row + TILE <= end; row += TILE) tile<Of, TILE>(x + row * stride, stride, groups, weight, row, finish_row);
-            rest<Of, TILE - 1>(end - row, x + row * stride, stride, groups, weight, row, finish_row);
+            for (; row + Of::ROWS <= end; row += Of::ROWS) tile<Of, Of::ROWS>(x + row * stride, stride, groups, weight, row, finish_row);
+            rest<Of, Of::ROWS - 1>(end - row, x + row * stride, stride, groups, weight, row, finish_row);
         }
 }
 
