@@ -22,7 +22,7 @@ from dragoman.training.feed import Feed, Ids, Regularise, Share
 from dragoman.training.gradients import ByAutograd, InLanes, most_likely
 from dragoman.training.loop import Loop, Report
 from dragoman.training.loss import smoothed_cross_entropy
-from dragoman.training.optimizer import Adam, AdamW
+from dragoman.training.optimizer import Adam, AdamW, Muon
 
 MakeLoop = Callable[..., Loop]
 MakeFeed = Callable[..., Feed]
@@ -221,6 +221,7 @@ RESUMED = [
     {"precision": "float32", "lanes": 2},
     {"precision": "bfloat16", "activation_checkpointing": True},
     {"precision": "float32", "ema": 0.9, "optimizer": AdamW()},
+    {"precision": "float32", "lanes": 2, "optimizer": Muon(weight_decay=0.1)},
     {"precision": "float32", "scheduled_sampling": 0.5, "total_steps": 9},
 ]
 
@@ -367,12 +368,12 @@ def test_the_running_mean_is_the_running_mean(make_loop: MakeLoop, make_feed: Ma
 
 def test_adamw_decays_matrices_only() -> None:
     model = torch.nn.Linear(3, 2)
-    groups = AdamW(weight_decay=0.1).build(model.parameters()).param_groups
+    groups = AdamW(weight_decay=0.1).build(model).param_groups
     assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(1, 0.1), (1, 0.0)]
 
 
 def test_adam_is_the_papers_by_default() -> None:
-    (group,) = Adam().build(torch.nn.Linear(3, 2).parameters()).param_groups
+    (group,) = Adam().build(torch.nn.Linear(3, 2)).param_groups
     assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-9, 0)
 
 

@@ -62,6 +62,8 @@ WRONG: list[dict[str, object]] = [
     {"optimizer": {"kind": "adam", "epsilon": math.nan}},
     {"optimizer": {"kind": "adam", "betas": [0.9, math.nan]}},
     {"optimizer": {"kind": "adamw", "weight_decay": math.nan}},
+    {"optimizer": {"kind": "muon", "momentum": 1.0}},
+    {"optimizer": {"kind": "muon", "block": 0}},
     {"schedule": {"kind": "cosine", "floor": math.nan}},
 ]
 
@@ -71,6 +73,11 @@ def test_numbers_that_nothing_could_be_computed_with_are_refused(tree: dict[str,
     (name,) = tree
     with pytest.raises(ConfigError, match=rf"{name}\b.* must be "):
         config.build(TrainingConfig, tree)
+
+
+def test_muon_is_refused_where_no_device_has_a_whole_matrix() -> None:
+    with pytest.raises(ConfigError, match=r'Muon needs whole matrices.*parallel = "fsdp"'):
+        config.build(TrainingConfig, {"optimizer": {"kind": "muon"}, "parallel": "fsdp"})
 
 
 def test_an_end_can_be_taken_away_again() -> None:

@@ -61,6 +61,17 @@ def test_a_decay_can_follow_the_clock() -> None:
     assert Linear(warmup_steps=10, peak=1.0).rate(20, 64, half) > 0.98
 
 
+@pytest.mark.parametrize("kind", [Linear, Cosine])
+def test_a_warm_up_that_takes_long_ends_where_the_decay_meets_it(kind: type[Linear] | type[Cosine]) -> None:
+    schedule = kind(warmup_steps=600, peak=1.0, follows="minutes")
+    rates = [schedule.rate(step, 64, Progress(None, step / 100, 10.0)) for step in range(1, 1001)]
+    assert max(abs(a - b) for a, b in pairwise(rates)) < 0.0025  # no leap
+    top = rates.index(max(rates))
+    assert 300 < top < 500
+    assert rates == [*sorted(rates[:top]), *sorted(rates[top:], reverse=True)]
+    assert rates[-1] == pytest.approx(0.0, abs=1e-9)
+
+
 def test_how_far_training_has_come_is_the_larger_of_updates_and_minutes() -> None:
     both = Progress(total_steps=99, minutes=5.0, total_minutes=20.0)
     assert [both.done(step, 1, "steps") for step in (1, 50, 100, 200)] == pytest.approx([0.0, 49 / 99, 1.0, 1.0])

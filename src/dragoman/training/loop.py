@@ -89,7 +89,7 @@ class Loop:
         self.model = model.to(self.world.device)
         self.gradients = gradients.choose(self.model, config, pad_id, self.world, self.precision, beat)
         self.parameters = dict(self.model.named_parameters())
-        self.optimizer = config.optimizer.build(self.parameters.values())
+        self.optimizer = config.optimizer.build(self.model)
         self.scale = LossScale.of(self.precision)
         self.ema = Ema(self.model, config.ema) if config.ema is not None else None
         self.step = 0

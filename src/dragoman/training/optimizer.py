@@ -1,9 +1,8 @@
-"""What turns gradients into new weights: Adam as the paper has it (§5.3), and AdamW."""
+"""What turns gradients into new weights: Adam as the paper has it (§5.3), AdamW, and Muon."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +10,7 @@ from pydantic import Discriminator
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 
 def _check(betas: tuple[float, float], epsilon: float, weight_decay: float = 0.0) -> None:
@@ -36,11 +36,11 @@ class Adam:
     def __post_init__(self) -> None:
         _check(self.betas, self.epsilon)
 
-    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimiser; its learning rate is set before each update."""
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimiser of all parameters; its learning rate is set before each update."""
         import torch
 
-        return torch.optim.Adam(list(parameters), lr=0.0, betas=self.betas, eps=self.epsilon, fused=True)
+        return torch.optim.Adam(model.parameters(), lr=0.0, betas=self.betas, eps=self.epsilon, fused=True)
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class AdamW:
     def __post_init__(self) -> None:
         _check(self.betas, self.epsilon, self.weight_decay)
 
-    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimiser; its learning rate is set before each update."""
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimiser of all parameters; its learning rate is set before each update."""
         import torch
 
-        parameters = list(parameters)
+        parameters = list(model.parameters())
         groups = [
             {"params": [p for p in parameters if p.dim() > 1], "weight_decay": self.weight_decay},
             {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
@@ -74,4 +74,50 @@ class AdamW:
         return torch.optim.AdamW(groups, lr=0.0, betas=self.betas, eps=self.epsilon, fused=True)
 
 
-Optimizer = Annotated[Adam | AdamW, Discriminator("kind")]
+@dataclass(frozen=True)
+class Muon:
+    """Momentum made orthogonal for the weights of linear transformations, AdamW for all else (training/muon.py).
+
+    Jordan and others, 2024 (kellerjordan.github.io/posts/muon), scaled so that one learning rate suits both
+    (arXiv:2502.16982, §2.2). Embeddings, biases, norms and the softmax's matrix are AdamW's, and do not decay.
+    """
+
+    kind: Literal["muon"] = "muon"
+    betas: tuple[float, float] = (0.9, 0.98)
+    """As Adam's, for what is not Muon's."""
+    epsilon: float = 1e-9
+    """As Adam's."""
+    weight_decay: float = 0.0
+    """Share of the learning rate by which Muon's matrices shrink in each update."""
+    momentum: float = 0.95
+    """Decay of the running mean of the gradient that is made orthogonal."""
+    block: int = 32
+    """Rows that are made orthogonal together: more cost more."""
+
+    def __post_init__(self) -> None:
+        _check(self.betas, self.epsilon, self.weight_decay)
+        wrong = []
+        if not 0.0 <= self.momentum < 1.0:
+            wrong.append(f"momentum must be at least 0 and below 1, not {self.momentum}")
+        if self.block < 1:
+            wrong.append(f"block must be at least 1, not {self.block}")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimiser of all parameters; its learning rate is set before each update."""
+        from torch import nn
+
+        from dragoman.training.muon import MuonWithAdam
+
+        linear = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
+        matrices = [p for p in model.parameters() if p in linear]
+        others = [p for p in model.parameters() if p not in linear]
+        ours = {"weight_decay": self.weight_decay, "momentum": self.momentum, "block": self.block}
+        groups = [{"params": matrices, **ours}, {"params": others, "weight_decay": 0.0}]
+        return MuonWithAdam(
+            [group for group in groups if group["params"]], lr=0.0, betas=self.betas, eps=self.epsilon, fused=True
+        )
+
+
+Optimizer = Annotated[Adam | AdamW | Muon, Discriminator("kind")]

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dragoman.training.optimizer import Adam, Optimizer
+from dragoman.training.optimizer import Adam, Muon, Optimizer
 from dragoman.training.schedule import Noam, Schedule
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
@@ -132,6 +132,8 @@ class TrainingConfig:
         # Infinitely many minutes are how --set takes away a file's limit, and no end.
         if self.max_steps is None and self.max_epochs is None and self.max_minutes in (None, math.inf):
             wrong.append("give one of max_steps, max_epochs and max_minutes: training must end")
+        if self.parallel == "fsdp" and isinstance(self.optimizer, Muon):
+            wrong.append('Muon needs whole matrices, which no device has with parallel = "fsdp": take adamw, or ddp')
         if self.metric != "loss" and not self.validate_bleu:
             wrong.append(f'metric = "{self.metric}" needs the dev set translated: validate_bleu must be true')
         if wrong:

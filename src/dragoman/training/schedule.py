@@ -107,17 +107,17 @@ class Cosine:
     """The last rate, as a share of the peak."""
     follows: Literal["steps", "minutes"] = "steps"
     """What the decay follows: `minutes` also ends it in time where `max_minutes` cuts training short, at the price
-    that a run is then not repeated to the bit."""
+    that a run is then not repeated to the bit. It then begins with the first minute, and the rate never rises above it:
+    on a slow machine the warm-up ends where the two meet."""
 
     def __post_init__(self) -> None:
         _check(warmup_steps=self.warmup_steps, peak=self.peak, floor=self.floor)
 
     def rate(self, step: int, d_model: int, progress: Progress) -> float:
         """The learning rate of update `step`."""
-        if step < self.warmup_steps:
-            return self.peak * step / self.warmup_steps
         left = 1.0 - progress.done(step, self.warmup_steps, self.follows)
-        return self.peak * (self.floor + (1.0 - self.floor) * 0.5 * (1.0 - math.cos(math.pi * left)))
+        share = self.floor + (1.0 - self.floor) * 0.5 * (1.0 - math.cos(math.pi * left))
+        return min(self.peak * step / max(1, self.warmup_steps), self.peak * share)
 
 
 @dataclass(frozen=True)
@@ -133,17 +133,17 @@ class Linear:
     """The last rate, as a share of the peak."""
     follows: Literal["steps", "minutes"] = "steps"
     """What the decay follows: `minutes` also ends it in time where `max_minutes` cuts training short, at the price
-    that a run is then not repeated to the bit."""
+    that a run is then not repeated to the bit. It then begins with the first minute, and the rate never rises above it:
+    on a slow machine the warm-up ends where the two meet."""
 
     def __post_init__(self) -> None:
         _check(warmup_steps=self.warmup_steps, peak=self.peak, floor=self.floor)
 
     def rate(self, step: int, d_model: int, progress: Progress) -> float:
         """The learning rate of update `step`."""
-        if step < self.warmup_steps:
-            return self.peak * step / self.warmup_steps
         left = 1.0 - progress.done(step, self.warmup_steps, self.follows)
-        return self.peak * (self.floor + (1.0 - self.floor) * left)
+        share = self.floor + (1.0 - self.floor) * left
+        return min(self.peak * step / max(1, self.warmup_steps), self.peak * share)
 
 
 @dataclass(frozen=True)
