@@ -45,12 +45,14 @@ def test_force_clears_a_run_away_and_nothing_else(tmp_path: Path) -> None:
     assert (tmp_path / "photos" / "one.jpg").exists()
 
 
-def test_only_lengths_and_intervals_may_change(config: RunConfig) -> None:
+def test_only_lengths_intervals_and_ways_may_change(config: RunConfig) -> None:
     def changed(**training: object) -> RunConfig:
         return replace(config, training=replace(config.training, **training))
 
     longer = changed(max_steps=7, save_every=3, patience=2)
     assert continued(config, longer) == longer
+    smaller = changed(accumulation=4, activation_checkpointing=True, workers=2)  # what an error about memory advises
+    assert continued(config, smaller) == smaller
     assert continued(config, config) == config
     with pytest.raises(ConfigError) as caught:
         continued(config, replace(changed(seed=9, clip_norm=1.0), model=replace(config.model, d_ff=32)))

@@ -61,6 +61,7 @@ def test_a_run_leaves_a_folder_that_is_a_model(train: Train, tmp_path: Path, cap
 RESUMED = [
     pytest.param(["training.precision=float32", "training.lanes=2"], id="float32"),
     pytest.param(["training.precision=bfloat16", "training.ema=0.9"], id="bfloat16"),
+    pytest.param(["training.optimizer.kind=muon", "training.lanes=2"], id="muon"),
     pytest.param(["training.r_drop=5", "training.lanes=2"], id="r_drop"),
     pytest.param(["training.r_drop=5", "training.activation_checkpointing=true"], id="r_drop by autograd"),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import shutil
 from collections.abc import Callable
 from itertools import product
 
@@ -147,3 +149,12 @@ def test_code_for_other_processors_gives_the_same(
     torch.manual_seed(4)
     for dtype, shape in product(TOLERANCE, SHAPES):
         check(LaidOut, *shape, dtype, biased=True)
+
+
+@pytest.mark.skipif(
+    platform.system() != "Linux" or not (shutil.which("cc") and shutil.which("c++")), reason="no compilers here"
+)
+@pytest.mark.parametrize("name", ["training.c", "muon.c", "layers.cpp", "decoding.cpp"])
+def test_every_kernel_compiles_where_there_is_a_compiler(name: str) -> None:
+    """Otherwise all would go on without it, only slower, and the tests that compare it would be skipped."""
+    assert native.loaded(name) is not None

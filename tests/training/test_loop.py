@@ -22,7 +22,7 @@ from dragoman.training.feed import Feed, Ids, Regularise, Share
 from dragoman.training.gradients import ByAutograd, InLanes, most_likely
 from dragoman.training.loop import Loop, Report
 from dragoman.training.loss import smoothed_cross_entropy
-from dragoman.training.optimizer import Adam, AdamW, Muon
+from dragoman.training.optimizer import Adam, AdamW, Muon, Optimizer
 
 MakeLoop = Callable[..., Loop]
 MakeFeed = Callable[..., Feed]
@@ -249,6 +249,16 @@ def test_resumed_is_uninterrupted_to_the_bit(
     assert second.position.batch == 4
     assert begun + losses(second, make_feed(accumulation=2)) == whole
     assert len(whole) == 9
+
+
+@pytest.mark.parametrize("kinds", [(Adam(), Muon()), (Muon(), AdamW())], ids=lambda kinds: kinds[1].kind)
+def test_the_state_of_another_optimiser_is_refused(
+    make_loop: MakeLoop, make_feed: MakeFeed, kinds: tuple[Optimizer, Optimizer]
+) -> None:
+    loop = make_loop(max_steps=1, optimizer=kinds[0])
+    list(loop.run(make_feed().shares(Position())))
+    with pytest.raises(TrainingError, match="--reset optimizer"):
+        make_loop(optimizer=kinds[1]).restore_optimizer(loop.optimizer_tensors())
 
 
 def test_what_is_reset_starts_afresh(make_loop: MakeLoop, make_feed: MakeFeed) -> None:

@@ -8,8 +8,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dragoman.training import muon
 from dragoman.training.muon import COEFFICIENTS, RMS, STEPS, orthogonal
 from dragoman.training.optimizer import Muon
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def _by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test with either: the kernel in C, where it can be had, and PyTorch."""
+    if request.param == "torch":
+        monkeypatch.setattr(muon, "_compiled", lambda: None)
+    elif muon._compiled() is None:
+        pytest.skip("no C compiler here")
 
 
 def by_svd(x: Tensor) -> Tensor:
@@ -44,6 +54,7 @@ def test_little_rank_and_none_are_no_fault() -> None:
     torch.testing.assert_close(found[2, :4].double(), by_svd(x[2, :4]), rtol=0, atol=2e-3)
 
 
+@pytest.mark.usefixtures("_by")
 @pytest.mark.parametrize(("rows", "columns"), [(24, 24), (16, 40), (40, 16)])
 def test_a_block_is_a_matrix_of_pytorchs_muon(rows: int, columns: int) -> None:
     """Theirs computes in bfloat16. Blocks are as long as the shorter side: of a square one is the whole."""
@@ -68,6 +79,7 @@ def test_a_block_is_a_matrix_of_pytorchs_muon(rows: int, columns: int) -> None:
     assert abs(float(found.norm() / expected.norm()) - 1) < 0.02
 
 
+@pytest.mark.usefixtures("_by")
 @pytest.mark.parametrize(("rows", "columns"), [(40, 16), (16, 40), (13, 9)])
 def test_blocks_are_made_orthogonal_each_for_itself(rows: int, columns: int) -> None:
     """The last is shorter where rows do not divide."""
@@ -84,6 +96,33 @@ def test_blocks_are_made_orthogonal_each_for_itself(rows: int, columns: int) -> 
     torch.testing.assert_close(model.weight.detach(), before - 0.5 * update.float(), rtol=0, atol=1e-3)
 
 
+@pytest.mark.skipif(muon._compiled() is None, reason="no C compiler here")
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("rows", "columns", "block"), [(64, 64, 32), (48, 160, 32), (160, 48, 64), (50, 33, 7), (1, 5, 4)]
+)
+def test_the_kernel_computes_what_pytorch_does(
+    rows: int, columns: int, block: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)  # which the optimiser asks when it is made
+    weights, momenta = [], []
+    for there in (muon._compiled, lambda: None):
+        monkeypatch.setattr(muon, "_compiled", there)
+        generator = torch.Generator().manual_seed(5)
+        torch.manual_seed(0)
+        model = nn.Linear(columns, rows)
+        optimizer = Muon(weight_decay=0.3, block=block).build(model)
+        for _ in range(3):
+            model.weight.grad = torch.randn(rows, columns, generator=generator)
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-2
+            optimizer.step()
+        weights.append(model.weight.detach())
+        momenta.append(optimizer.state[model.weight]["momentum"])
+    torch.testing.assert_close(momenta[0], momenta[1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-4 * 3e-2)
+
+
 def test_what_is_no_linear_transformation_is_adamws() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -95,17 +134,18 @@ def test_what_is_no_linear_transformation_is_adamws() -> None:
     ours, theirs = Model(), Model()
     spec = Muon(weight_decay=0.5)
     adamw = torch.optim.AdamW(theirs.parameters(), lr=1e-2, betas=spec.betas, eps=spec.epsilon, weight_decay=0.0)
-    muon = spec.build(ours)
+    optimizer = spec.build(ours)
     for _ in range(5):
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
             b.grad = torch.randn(b.shape)
             a.grad = b.grad.clone()
-        for group in muon.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = 1e-2
-        muon.step()
+        optimizer.step()
         adamw.step()
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         if name == "linear.weight":
-            assert not torch.allclose(a, b, atol=1e-4)
+            assert list(optimizer.state[a]) == ["momentum"]
         else:
+            assert sorted(optimizer.state[a]) == ["exp_avg", "exp_avg_sq", "step"]
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

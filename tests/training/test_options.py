@@ -9,7 +9,7 @@ import pytest
 from dragoman import config
 from dragoman.errors import ConfigError
 from dragoman.training.optimizer import Adam, AdamW
-from dragoman.training.options import LENGTHS_AND_INTERVALS, TrainingConfig
+from dragoman.training.options import LENGTHS_AND_INTERVALS, WAYS, TrainingConfig
 from dragoman.training.schedule import Linear, Noam
 
 
@@ -84,5 +84,5 @@ def test_an_end_can_be_taken_away_again() -> None:
     assert TrainingConfig(max_minutes=math.inf, clip_norm=math.inf).max_steps == 100_000
 
 
-def test_lengths_and_intervals_are_keys_of_training() -> None:
-    assert {*LENGTHS_AND_INTERVALS} <= {*TrainingConfig.__dataclass_fields__}
+def test_what_may_change_are_keys_of_training() -> None:
+    assert {*LENGTHS_AND_INTERVALS, *WAYS} <= {*TrainingConfig.__dataclass_fields__}

@@ -18,7 +18,7 @@ from dragoman.checkpoints.store import CONFIG, METRICS, TRAINING, WEIGHTS
 from dragoman.checkpoints.weights import load_tensors
 from dragoman.config import tree_of
 from dragoman.errors import ConfigError, ModelError
-from dragoman.training.options import LENGTHS_AND_INTERVALS, TrainingConfig
+from dragoman.training.options import LENGTHS_AND_INTERVALS, WAYS, TrainingConfig
 
 RESETS = ("step", "optimizer", "schedule", "data")
 """What `--reset` may name."""
@@ -136,8 +136,9 @@ def _refuse_average(out: Path) -> None:
 
 
 def continued(saved: Config, asked: Config, reset: frozenset[str] = frozenset()) -> Config:
-    """The config to go on with: what is asked for, where it differs from what was saved in nothing but lengths and
-    intervals, and in what depends on something that is `reset`. Raises ConfigError with every other key.
+    """The config to go on with: what is asked for, where it differs from what was saved in nothing but lengths,
+    intervals and ways to compute an update, and in what depends on something that is `reset`. Raises ConfigError with
+    every other key.
 
     What was left to us, such as the precision, stays as it was chosen.
     """
@@ -149,7 +150,7 @@ def continued(saved: Config, asked: Config, reset: frozenset[str] = frozenset())
     )
     asked = cast("Config", replace(cast("Any", asked), training=now))
     old, new = dict(_leaves(tree_of(saved))), dict(_leaves(tree_of(asked)))
-    allowed = {f"training.{name}" for name in LENGTHS_AND_INTERVALS}
+    allowed = {f"training.{name}" for name in (*LENGTHS_AND_INTERVALS, *WAYS)}
     freed = tuple(prefix for what in reset for prefix in _FREED[what])
     problems = [
         f"{key} was {_shown(old, key)} and is now {_shown(new, key)}"
@@ -163,8 +164,9 @@ def continued(saved: Config, asked: Config, reset: frozenset[str] = frozenset())
         raise ConfigError(
             [
                 *problems,
-                "with --resume only lengths and intervals of training may change; --reset optimizer, schedule or data "
-                "frees what depends on them, and --from MODEL starts a new run from a model's weights",
+                "with --resume only lengths and intervals of training may change, and accumulation, "
+                "activation_checkpointing and workers; --reset optimizer, schedule or data frees what depends on them, "
+                "and --from MODEL starts a new run from a model's weights",
             ]
         )
     return asked

@@ -25,6 +25,7 @@ from dragoman.errors import TrainingError
 from dragoman.training import gradients, parallel
 from dragoman.training.ema import Ema
 from dragoman.training.feed import Share
+from dragoman.training.optimizer import Muon
 from dragoman.training.options import TrainingConfig
 from dragoman.training.precision import LossScale, choose
 from dragoman.training.schedule import Progress
@@ -220,8 +221,10 @@ class Loop:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _room_for_means(self) -> list[Tensor]:
-        """As much memory as Adam's two means of each parameter will take, which it makes at its first step."""
-        return [torch.empty_like(p) for p in self.parameters.values() if p.requires_grad for _ in range(2)]
+        """As much memory as the optimiser will take at its first step: Adam's two means of each parameter, or Muon's
+        one and the copies that it makes on its way."""
+        each = 5 if isinstance(self.config.optimizer, Muon) else 2
+        return [torch.empty_like(p) for p in self.parameters.values() if p.requires_grad for _ in range(each)]
 
     def rate(self) -> float:
         """The learning rate of the next update."""
@@ -337,7 +340,13 @@ class Loop:
 
     @torch.no_grad()
     def restore_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what `optimizer_tensors` gave."""
+        """Put back what `optimizer_tensors` gave. TrainingError where another optimiser gave it."""
+        kept = {name.rpartition(".")[2] for name in tensors if name.startswith("optimizer.")}
+        if kept and ("momentum" in kept) != isinstance(self.config.optimizer, Muon):
+            raise TrainingError(
+                f'the checkpoint holds the state of another optimiser than "{self.config.optimizer.kind}"; '
+                "--reset optimizer starts afresh with this one"
+            )
         for name, parameter in self.parameters.items():
             prefix = f"optimizer.{name}."
             state = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}

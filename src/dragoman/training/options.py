@@ -18,6 +18,10 @@ LENGTHS_AND_INTERVALS = (
 )
 """What `--set` may change when a run is resumed: nothing that alters what an update computes."""
 
+WAYS = ("accumulation", "activation_checkpointing", "workers")
+"""What it may change too, for a run that ends for want of memory: how an update is computed. Its gradients are the same
+up to rounding; dropout draws other masks, but for `workers`, which change nothing."""
+
 LONGEST_SILENCE = 1e9
 """Seconds that a timer of the operating system still counts."""
 

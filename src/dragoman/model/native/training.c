@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "vectors.h"
+#include "small.h"
 
 INLINE vec splat(float x) { return x - (vec){}; }
 
@@ -72,74 +72,6 @@ INLINE uint16_t to_bfloat(float f) {
 INLINE vec drop(vec x, const int16_t *bits, int threshold, vec scale) {
     ivec keep = __builtin_convertvector(*(const svec *)bits, ivec) >= threshold;
     return (vec)((ivec)(x * scale) & keep);
-}
-
-/* rows x 16*vectors block of C = A B (or C += A B); A is read element by element, so any strides will do. */
-INLINE void block(const int rows, const int vectors, long depth, const float *a, long row_step, long depth_step,
-                  const float *b, long ldb, float *c, long ldc, int add) {
-    vec sum[6][4];
-#pragma GCC unroll 6
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++) sum[i][j] = add ? load_float(c + i * ldc + 16 * j) : splat(0.0f);
-    for (long k = 0; k < depth; k++) {
-        vec right[4];
-#pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++) right[j] = load_float(b + k * ldb + 16 * j);
-#pragma GCC unroll 6
-        for (int i = 0; i < rows; i++) {
-            float left = a[i * row_step + k * depth_step];
-#pragma GCC unroll 4
-            for (int j = 0; j < vectors; j++) sum[i][j] += left * right[j];
-        }
-    }
-#pragma GCC unroll 6
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++) store_float(c + i * ldc + 16 * j, sum[i][j]);
-}
-
-#define ROWS(V)                                                                                              \
-    switch (left) {                                                                                          \
-    case 1: block(1, V, depth, A, row_step, depth_step, B, ldb, C, ldc, add); break;                         \
-    case 2: block(2, V, depth, A, row_step, depth_step, B, ldb, C, ldc, add); break;                         \
-    case 3: block(3, V, depth, A, row_step, depth_step, B, ldb, C, ldc, add); break;                         \
-    case 4: block(4, V, depth, A, row_step, depth_step, B, ldb, C, ldc, add); break;                         \
-    case 5: block(5, V, depth, A, row_step, depth_step, B, ldb, C, ldc, add); break;                         \
-    default: block(6, V, depth, A, row_step, depth_step, B, ldb, C, ldc, add);                               \
-    }
-
-/* How many vectors of 16 a block is wide, so that its sums stay in registers: 32 of a whole vector, or 16 of half of one,
- * or 32 of a quarter. */
-#if defined(__AVX512F__)
-#define WIDEST 4
-#else
-#define WIDEST 1
-#endif
-
-/* C [m, n] = A [m, depth] B [depth, n], n a multiple of 16; small matrices that live in the first caches. */
-static void multiply(long m, long n, long depth, const float *a, long row_step, long depth_step, const float *b,
-                     long ldb, float *c, long ldc, int add) {
-    for (long j = 0; j < n; j += 16 * WIDEST)
-        for (long i = 0; i < m; i += 6) {
-            const float *A = a + i * row_step, *B = b + j;
-            float *C = c + i * ldc + j;
-            long left = m - i;
-            const long vectors = (n - j) / 16;
-            switch (vectors < WIDEST ? vectors : WIDEST) {
-            case 1: ROWS(1) break;
-            case 2: ROWS(2) break;
-            case 3: ROWS(3) break;
-            default: ROWS(4)
-            }
-        }
-}
-
-INLINE long up16(long x) { return (x + 15) & ~15L; }
-
-static float *floats(long n) {
-    void *p = NULL;
-    return posix_memalign(&p, 64, (size_t)(n > 0 ? n : 1) * sizeof(float)) ? NULL : p;
 }
 
 #define PASTE2(a, b) a##_##b
