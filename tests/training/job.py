@@ -22,6 +22,7 @@ from dragoman.tokens.paired import PairedIds
 from dragoman.training import parallel
 from dragoman.training.feed import Feed, Ids, Share
 from dragoman.training.loop import Loop
+from dragoman.training.optimizer import Adam, Muon
 from dragoman.training.options import TrainingConfig
 from dragoman.training.schedule import Constant
 
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--load", type=Path)
     parser.add_argument("--batch-tokens", type=int, default=37, help="37: fewer rows than ranks in many batches")
     parser.add_argument("--uneven", action="store_true", help="the last rank makes more passes, and has a longer table")
+    parser.add_argument("--muon", action="store_true", help="in place of Adam")
     options = parser.parse_args()
 
     random = np.random.default_rng(5)
@@ -56,6 +58,7 @@ def train(options: argparse.Namespace, corpus: PairedIds, world: parallel.World)
         lanes=1,
         parallel=options.parallel,
         activation_checkpointing=options.autograd,
+        optimizer=Muon() if options.muon else Adam(),
         schedule=Constant(peak=1e-2),
         clip_norm=0.5,
         ema=0.9,

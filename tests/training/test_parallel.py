@@ -58,6 +58,15 @@ def test_two_and_four_ranks_have_the_curve_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_muons_two_ranks_have_the_curve_of_one(tmp_path: Path) -> None:
+    for ranks in (1, 2):
+        done = launch(ranks, tmp_path / str(ranks), "--muon")
+        assert done.returncode == 0, done.stderr
+    for ours, theirs in zip(losses(tmp_path / "2"), losses(tmp_path / "1"), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.slow
 def test_ranks_with_other_numbers_of_passes_and_longer_tables_have_the_curve_of_one(tmp_path: Path) -> None:
     """Sharded weights are put together in every pass, by all ranks; tables are no rank's business but its own."""
     options = ["--batch-tokens", 300, "--uneven", "--autograd"]
