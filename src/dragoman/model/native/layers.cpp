@@ -101,7 +101,7 @@ void lay_out_inputs(const float* w, int64_t rows, int64_t k, int64_t first, int3
     }
 }
 
-// dy [n, columns] for 16 of its columns -> turned [columns, groups], and their sums.
+// dy [n, columns] for a vector of its columns -> turned [columns, groups], and their sums.
 inline ivec groups_at(const float* row, const float*, vec& sums) {
     const vec x = load_float(row);
     sums += x;
@@ -119,19 +119,19 @@ void turn(const T* dy, int64_t stride, int64_t n, int64_t columns, int64_t turne
     constexpr int64_t group = Stored<T>::group;
     const int64_t groups = groups_of<T>(n);
     int64_t column = 0;
-    for (; column + 16 <= columns; column += 16) {
+    for (; column + VEC_WIDTH <= columns; column += VEC_WIDTH) {
         vec sums = {};
-        for (int64_t first = 0; first < groups; first += 16) {
-            vec block[16];
-            for (int64_t i = 0; i < 16; ++i) {
+        for (int64_t first = 0; first < groups; first += VEC_WIDTH) {
+            vec block[VEC_WIDTH];
+            for (int64_t i = 0; i < VEC_WIDTH; ++i) {
                 const int64_t row = (first + i) * group;
                 const T* at = dy + row * stride + column;
                 block[i] = row < n ? (vec)groups_at(at, row + 1 < n ? at + stride : nullptr, sums) : vec{};
             }
             transpose(block);
-            for (int64_t i = 0; i < 16; ++i) store_float((float*)(turned + (column + i) * turned_stride + first), block[i]);
+            for (int64_t i = 0; i < VEC_WIDTH; ++i) store_float((float*)(turned + (column + i) * turned_stride + first), block[i]);
         }
-        for (int64_t i = 0; i < 16; ++i) sums_to[column + i] += sums[i];
+        for (int64_t i = 0; i < VEC_WIDTH; ++i) sums_to[column + i] += sums[i];
     }
     for (; column < columns; ++column)
         for (int64_t g = 0; g < groups; ++g) {
@@ -210,10 +210,13 @@ void lay_out_both(const float* w, int64_t rows, int64_t k, int64_t first, int64_
 
 extern "C" {
 
-// Whether these products are likely to be faster than those of PyTorch: measured on Zen 4, and for bfloat16 on Zen 3, where
-// PyTorch has no kernel and multiplies it at a fifth to a three-hundredth of this speed. Matrix units (AMX) do better.
+// Whether these products are likely to be faster than those of PyTorch: measured on Zen 4 and Zen 3. On the latter float32
+// gains a fiftieth; for bfloat16 PyTorch has no kernel there and multiplies at a fifth to a three-hundredth of this speed.
+// Matrix units (AMX) do better.
 int worth_having(int kind) {
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+    return kind == BFLOAT16 || kind == FLOAT32;
+#elif defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
     return kind == BFLOAT16 || kind == FLOAT32;
 #elif defined(__x86_64__) && !defined(__AVX512F__)
     return kind == BFLOAT16;

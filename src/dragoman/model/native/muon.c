@@ -7,27 +7,19 @@
 
 #include "small.h"
 
-INLINE float of_part(part x) {
-    float s[WIDTH / 2];
-    for (int i = 0; i < WIDTH / 2; i++) s[i] = x[i] + x[i + WIDTH / 2];
-    for (int half = WIDTH / 4; half; half /= 2)
-        for (int i = 0; i < half; i++) s[i] += s[i + half];
-    return s[0];
-}
-
 /* gram = x x^T: m rows of `wide` numbers, `ldx` apart -> [m, ld]. */
 static void products(long m, long wide, const float *x, long ldx, float *gram, long ld) {
     for (long i = 0; i < m; i++)
         for (long k = 0; k <= i; k += 4) { /* above the diagonal some are computed twice */
             const float *a = x + i * ldx, *b = x + k * ldx;
-            part sum[4] = {};
-            for (long j = 0; j < wide; j += WIDTH) {
-                part left = load_part(a + j);
+            vec sum[4] = {};
+            for (long j = 0; j < wide; j += VEC_WIDTH) {
+                vec left = load_float(a + j);
 #pragma GCC unroll 4
-                for (int r = 0; r < 4; r++) sum[r] += left * load_part(b + r * ldx + j);
+                for (int r = 0; r < 4; r++) sum[r] += left * load_float(b + r * ldx + j);
             }
 #pragma GCC unroll 4
-            for (int r = 0; r < 4; r++) gram[i * ld + k + r] = gram[(k + r) * ld + i] = of_part(sum[r]);
+            for (int r = 0; r < 4; r++) gram[i * ld + k + r] = gram[(k + r) * ld + i] = total(sum[r]);
         }
 }
 

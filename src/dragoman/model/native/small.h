@@ -6,34 +6,25 @@
 
 #include "vectors.h"
 
-/* What one register holds, and how many of them a block of sums is wide. Wider vectors than the processor's are taken
- * apart by the compiler, which with GCC 12 goes through memory for every one of them. */
+/* How many registers a block of sums is wide: with 6 rows they, a row of B and an element of A fill the registers. */
 #if defined(__AVX512F__)
-typedef vec part;
-typedef vec_u part_u;
 #define WIDEST 4
 #else
-typedef float part __attribute__((vector_size(32)));
-typedef float part_u __attribute__((vector_size(32), aligned(4), may_alias));
 #define WIDEST 2
 #endif
-#define WIDTH ((int)(sizeof(part) / sizeof(float)))
 
-INLINE part load_part(const float *p) { return *(const part_u *)p; }
-INLINE void store_part(float *p, part x) { *(part_u *)p = x; }
-
-/* rows x WIDTH*vectors block of C = A B (or C += A B); A is read element by element, so any strides will do. */
+/* rows x VEC_WIDTH*vectors block of C = A B (or C += A B); A is read element by element, so any strides will do. */
 INLINE void block(const int rows, const int vectors, long depth, const float *a, long row_step, long depth_step,
                   const float *b, long ldb, float *c, long ldc, int add) {
-    part sum[6][4];
+    vec sum[6][4];
 #pragma GCC unroll 6
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++) sum[i][j] = add ? load_part(c + i * ldc + WIDTH * j) : (part){};
+        for (int j = 0; j < vectors; j++) sum[i][j] = add ? load_float(c + i * ldc + VEC_WIDTH * j) : (vec){};
     for (long k = 0; k < depth; k++) {
-        part right[4];
+        vec right[4];
 #pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++) right[j] = load_part(b + k * ldb + WIDTH * j);
+        for (int j = 0; j < vectors; j++) right[j] = load_float(b + k * ldb + VEC_WIDTH * j);
 #pragma GCC unroll 6
         for (int i = 0; i < rows; i++) {
             float left = a[i * row_step + k * depth_step];
@@ -44,7 +35,7 @@ INLINE void block(const int rows, const int vectors, long depth, const float *a,
 #pragma GCC unroll 6
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++) store_part(c + i * ldc + WIDTH * j, sum[i][j]);
+        for (int j = 0; j < vectors; j++) store_float(c + i * ldc + VEC_WIDTH * j, sum[i][j]);
 }
 
 #define ROWS(V)                                                                                              \
@@ -60,12 +51,12 @@ INLINE void block(const int rows, const int vectors, long depth, const float *a,
 /* C [m, n] = A [m, depth] B [depth, n], n a multiple of 16; small matrices that live in the first caches. */
 static void multiply(long m, long n, long depth, const float *a, long row_step, long depth_step, const float *b,
                      long ldb, float *c, long ldc, int add) {
-    for (long j = 0; j < n; j += WIDTH * WIDEST)
+    for (long j = 0; j < n; j += VEC_WIDTH * WIDEST)
         for (long i = 0; i < m; i += 6) {
             const float *A = a + i * row_step, *B = b + j;
             float *C = c + i * ldc + j;
             long left = m - i;
-            const long vectors = (n - j) / WIDTH;
+            const long vectors = (n - j) / VEC_WIDTH;
             switch (vectors < WIDEST ? vectors : WIDEST) {
             case 1: ROWS(1) break;
             case 2: ROWS(2) break;
@@ -73,6 +64,14 @@ static void multiply(long m, long n, long depth, const float *a, long row_step, 
             default: ROWS(4)
             }
         }
+}
+
+INLINE float total(vec x) {
+    float s[VEC_WIDTH / 2];
+    for (int i = 0; i < VEC_WIDTH / 2; i++) s[i] = x[i] + x[i + VEC_WIDTH / 2];
+    for (int half = VEC_WIDTH / 4; half; half /= 2)
+        for (int i = 0; i < half; i++) s[i] += s[i + half];
+    return s[0];
 }
 
 INLINE long up16(long x) { return (x + 15) & ~15L; }

@@ -18,15 +18,9 @@
 
 INLINE vec splat(float x) { return x - (vec){}; }
 
-INLINE float total(vec x) {
-    float s[8];
-    for (int i = 0; i < 8; i++) s[i] = x[i] + x[i + 8];
-    return ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7]));
-}
-
 INLINE float largest(vec x) {
     float m = x[0];
-    for (int i = 1; i < 16; i++) m = x[i] > m ? x[i] : m;
+    for (int i = 1; i < VEC_WIDTH; i++) m = x[i] > m ? x[i] : m;
     return m;
 }
 
@@ -109,7 +103,7 @@ int NAME(residual_norm_forward)(long n, long d, const T *x, const T *y, const in
     if (!row) return 1;
     for (long i = 0; i < n; i++, x += d, y += d, z += d, out += d) {
         vec sum = splat(0.0f);
-        for (long j = 0; j < d; j += 16) {
+        for (long j = 0; j < d; j += VEC_WIDTH) {
             vec branch = LOAD(y + j);
             if (bits) branch = drop(branch, bits + i * d + j, threshold, splat(scale));
             vec both = LOAD(x + j) + branch;
@@ -119,12 +113,12 @@ int NAME(residual_norm_forward)(long n, long d, const T *x, const T *y, const in
         }
         float mu = total(sum) / d;
         vec squares = splat(0.0f);
-        for (long j = 0; j < d; j += 16) {
+        for (long j = 0; j < d; j += VEC_WIDTH) {
             vec centred = load_float(row + j) - mu;
             squares += centred * centred;
         }
         float r = 1.0f / sqrtf(total(squares) / d + eps);
-        for (long j = 0; j < d; j += 16)
+        for (long j = 0; j < d; j += VEC_WIDTH)
             STORE(out + j, (load_float(row + j) - mu) * r * load_float(gamma + j) + load_float(beta + j));
         mean[i] = mu;
         rstd[i] = r;
@@ -140,7 +134,7 @@ int NAME(residual_norm_backward)(long n, long d, const T *grad, const T *z, cons
     for (long i = 0; i < n; i++, grad += d, z += d, dx += d, dy += d) {
         float mu = mean[i], r = rstd[i];
         vec sum = splat(0.0f), dot = splat(0.0f);
-        for (long j = 0; j < d; j += 16) {
+        for (long j = 0; j < d; j += VEC_WIDTH) {
             vec g = LOAD(grad + j), unit = (LOAD(z + j) - mu) * r;
             store_float(dgamma + j, load_float(dgamma + j) + g * unit);
             store_float(dbeta + j, load_float(dbeta + j) + g);
@@ -149,7 +143,7 @@ int NAME(residual_norm_backward)(long n, long d, const T *grad, const T *z, cons
             dot += g * unit;
         }
         float a = total(sum) / d, b = total(dot) / d;
-        for (long j = 0; j < d; j += 16) {
+        for (long j = 0; j < d; j += VEC_WIDTH) {
             vec g = LOAD(grad + j) * load_float(gamma + j), unit = (LOAD(z + j) - mu) * r;
             vec both = (g - a - unit * b) * r;
             STORE(dx + j, both);
@@ -163,7 +157,7 @@ int NAME(residual_norm_backward)(long n, long d, const T *grad, const T *z, cons
 int NAME(embed_forward)(long n, long d, const int64_t *tokens, const int64_t *position, const float *table,
                         const float *positions, float factor, const int16_t *bits, int threshold, float scale, T *out) {
     for (long i = 0; i < n; i++)
-        for (long j = 0; j < d; j += 16) {
+        for (long j = 0; j < d; j += VEC_WIDTH) {
             vec x = load_float(table + tokens[i] * d + j) * factor + load_float(positions + position[i] * d + j);
             if (bits) x = drop(x, bits + i * d + j, threshold, splat(scale));
             STORE(out + i * d + j, x);
@@ -174,7 +168,7 @@ int NAME(embed_forward)(long n, long d, const int64_t *tokens, const int64_t *po
 int NAME(embed_backward)(long n, long d, const int64_t *tokens, float factor, const int16_t *bits, int threshold,
                          float scale, const T *grad, float *dtable) {
     for (long i = 0; i < n; i++)
-        for (long j = 0; j < d; j += 16) {
+        for (long j = 0; j < d; j += VEC_WIDTH) {
             vec g = LOAD(grad + i * d + j) * factor;
             if (bits) g = drop(g, bits + i * d + j, threshold, splat(scale));
             float *to = dtable + tokens[i] * d + j;
@@ -185,20 +179,20 @@ int NAME(embed_backward)(long n, long d, const int64_t *tokens, float factor, co
 
 /* x [s, width] of one head -> its transpose [width, w], w >= s a multiple of 16, with zeros beyond s; and x itself. */
 static void NAME(turn)(long s, long width, const T *x, long step, float *transposed, long w, float *plain) {
-    for (long i = 0; i < w; i += 16)
-        for (long j = 0; j < width; j += 16) {
-            vec r[16];
-            if (i + 16 <= s) {
+    for (long i = 0; i < w; i += VEC_WIDTH)
+        for (long j = 0; j < width; j += VEC_WIDTH) {
+            vec r[VEC_WIDTH];
+            if (i + VEC_WIDTH <= s) {
 #pragma GCC unroll 16
-                for (int e = 0; e < 16; e++) r[e] = LOAD(x + (i + e) * step + j);
+                for (int e = 0; e < VEC_WIDTH; e++) r[e] = LOAD(x + (i + e) * step + j);
             } else {
-                for (int e = 0; e < 16; e++) r[e] = i + e < s ? LOAD(x + (i + e) * step + j) : splat(0.0f);
+                for (int e = 0; e < VEC_WIDTH; e++) r[e] = i + e < s ? LOAD(x + (i + e) * step + j) : splat(0.0f);
             }
             if (plain)
-                for (int e = 0; e < 16 && i + e < s; e++) store_float(plain + (i + e) * width + j, r[e]);
+                for (int e = 0; e < VEC_WIDTH && i + e < s; e++) store_float(plain + (i + e) * width + j, r[e]);
             transpose(r);
 #pragma GCC unroll 16
-            for (int e = 0; e < 16; e++) store_float(transposed + (j + e) * w + i, r[e]);
+            for (int e = 0; e < VEC_WIDTH; e++) store_float(transposed + (j + e) * w + i, r[e]);
         }
 }
 
@@ -225,29 +219,29 @@ int NAME(attention_forward)(long sentences, long H, long K, long V, const int64_
                 continue;
             }
             for (long i = 0; i < t; i++)
-                for (long j = 0; j < K; j += 16) store_float(Q + i * K + j, LOAD(qh + i * q_step + j) * scale);
+                for (long j = 0; j < K; j += VEC_WIDTH) store_float(Q + i * K + j, LOAD(qh + i * q_step + j) * scale);
             NAME(turn)(s, K, kh, k_step, KT, w, NULL);
             for (long i = 0; i < s; i++)
-                for (long j = 0; j < V; j += 16) store_float(W + i * V + j, LOAD(vh + i * v_step + j));
+                for (long j = 0; j < V; j += VEC_WIDTH) store_float(W + i * V + j, LOAD(vh + i * v_step + j));
             multiply(t, w, K, Q, K, 1, KT, w, P, w, 0);
             for (long i = 0; i < t; i++) {
                 float *row = P + i * w;
                 long seen = causal && i + 1 < s ? i + 1 : s;
                 for (long j = seen; j < w; j++) row[j] = -INFINITY;
                 vec top = load_float(row);
-                for (long j = 16; j < w; j += 16) top = at_least(load_float(row + j), top);
+                for (long j = VEC_WIDTH; j < w; j += VEC_WIDTH) top = at_least(load_float(row + j), top);
                 float high = largest(top);
                 vec sum = splat(0.0f);
-                for (long j = 0; j < w; j += 16) store_float(row + j, exp_vec(load_float(row + j) - high));
+                for (long j = 0; j < w; j += VEC_WIDTH) store_float(row + j, exp_vec(load_float(row + j) - high));
                 for (long j = seen; j < w; j++) row[j] = 0.0f;
-                for (long j = 0; j < w; j += 16) sum += load_float(row + j);
+                for (long j = 0; j < w; j += VEC_WIDTH) sum += load_float(row + j);
                 float z = total(sum), inverse = 1.0f / z;
-                for (long j = 0; j < w; j += 16) store_float(row + j, load_float(row + j) * inverse);
+                for (long j = 0; j < w; j += VEC_WIDTH) store_float(row + j, load_float(row + j) * inverse);
                 lse[(q_start[b] + i) * H + h] = high + logf(z);
             }
             multiply(t, V, s, P, w, 1, W, V, O, V, 0);
             for (long i = 0; i < t; i++)
-                for (long j = 0; j < V; j += 16) STORE(oh + i * out_step + j, load_float(O + i * V + j));
+                for (long j = 0; j < V; j += VEC_WIDTH) STORE(oh + i * out_step + j, load_float(O + i * V + j));
         }
     free(work);
     return 0;
@@ -275,37 +269,37 @@ int NAME(attention_backward)(long sentences, long H, long K, long V, const int64
                 continue;
             }
             for (long i = 0; i < t; i++)
-                for (long j = 0; j < K; j += 16) store_float(Q + i * K + j, LOAD(qh + i * q_step + j) * scale);
+                for (long j = 0; j < K; j += VEC_WIDTH) store_float(Q + i * K + j, LOAD(qh + i * q_step + j) * scale);
             NAME(turn)(s, K, kh, k_step, KT, w, KF);
             for (long i = 0; i < t; i++)
-                for (long j = 0; j < V; j += 16) store_float(G + i * V + j, LOAD(gh + i * grad_step + j));
+                for (long j = 0; j < V; j += VEC_WIDTH) store_float(G + i * V + j, LOAD(gh + i * grad_step + j));
             multiply(t, w, K, Q, K, 1, KT, w, P, w, 0);
             for (long i = 0; i < t; i++) {
                 float *row = P + i * w, z = lse[(q_start[b] + i) * H + h];
                 long seen = causal && i + 1 < s ? i + 1 : s;
-                for (long j = 0; j < w; j += 16) store_float(row + j, exp_vec(load_float(row + j) - z));
+                for (long j = 0; j < w; j += VEC_WIDTH) store_float(row + j, exp_vec(load_float(row + j) - z));
                 for (long j = seen; j < w; j++) row[j] = 0.0f;
             }
             multiply(s, V, t, P, 1, w, G, V, out, V, 0); /* dV = P^T G */
             for (long i = 0; i < s; i++)
-                for (long j = 0; j < V; j += 16)
+                for (long j = 0; j < V; j += VEC_WIDTH)
                     STORE(dv + (k_start[b] + i) * dv_step + h * V + j, load_float(out + i * V + j));
             NAME(turn)(s, V, vh, v_step, KT, w, NULL);
             multiply(t, w, V, G, V, 1, KT, w, S, w, 0); /* dP = G V^T */
             for (long i = 0; i < t; i++) {
                 vec dot = splat(0.0f);
-                for (long j = 0; j < w; j += 16) dot += load_float(P + i * w + j) * load_float(S + i * w + j);
+                for (long j = 0; j < w; j += VEC_WIDTH) dot += load_float(P + i * w + j) * load_float(S + i * w + j);
                 float mean = total(dot);
-                for (long j = 0; j < w; j += 16)
+                for (long j = 0; j < w; j += VEC_WIDTH)
                     store_float(S + i * w + j, load_float(P + i * w + j) * (load_float(S + i * w + j) - mean));
             }
             multiply(t, K, s, S, w, 1, KF, K, out, K, 0); /* dQ = dS K, scaled as the scores were */
             for (long i = 0; i < t; i++)
-                for (long j = 0; j < K; j += 16)
+                for (long j = 0; j < K; j += VEC_WIDTH)
                     STORE(dq + (q_start[b] + i) * dq_step + h * K + j, load_float(out + i * K + j) * scale);
             multiply(s, K, t, S, 1, w, Q, K, out, K, 0); /* dK = dS^T Q, and Q already carries the scale */
             for (long i = 0; i < s; i++)
-                for (long j = 0; j < K; j += 16)
+                for (long j = 0; j < K; j += VEC_WIDTH)
                     STORE(dk + (k_start[b] + i) * dk_step + h * K + j, load_float(out + i * K + j));
         }
     free(work);
@@ -317,7 +311,7 @@ int NAME(attention_backward)(long sentences, long H, long K, long V, const int64
 INLINE float NAME(exponentials)(const T *logits, long V, float *row, float *sum, float *all) {
     long whole = V & ~15L, wide = up16(V);
     vec top = splat(-INFINITY), plain = splat(0.0f);
-    for (long j = 0; j < whole; j += 16) {
+    for (long j = 0; j < whole; j += VEC_WIDTH) {
         vec x = LOAD(logits + j);
         store_float(row + j, x);
         top = at_least(x, top);
@@ -332,10 +326,10 @@ INLINE float NAME(exponentials)(const T *logits, long V, float *row, float *sum,
     }
     for (long j = V; j < wide; j++) row[j] = -INFINITY;
     vec z = splat(0.0f);
-    for (long j = 0; j < wide; j += 16) {
+    for (long j = 0; j < wide; j += VEC_WIDTH) {
         vec e = exp_vec(load_float(row + j) - high);
         store_float(row + j, e);
-        if (j + 16 > V)
+        if (j + VEC_WIDTH > V)
             for (long e = V; e < wide; e++) row[e] = 0.0f;
         z += load_float(row + j);
     }
@@ -362,7 +356,7 @@ int NAME(smoothed_loss)(long n, long V, T *logits, const int64_t *targets, long 
         sums[1] += log_z - hit;
         sums[0] += (double)weight * log_z - (double)(on - off) * hit - (double)off * (all - out);
         vec share = splat(inverse), even = splat(off);
-        for (long j = 0; j < whole; j += 16) STORE(logits + j, load_float(row + j) * share - even);
+        for (long j = 0; j < whole; j += VEC_WIDTH) STORE(logits + j, load_float(row + j) * share - even);
         for (long j = whole; j < V; j++) logits[j] = TO(row[j] * inverse - off);
         if (never >= 0) logits[never] = TO(row[never] * inverse);
         logits[targets[i]] = TO(row[targets[i]] * inverse - on);
@@ -394,10 +388,10 @@ int NAME(r_drop_loss)(long n, long V, T *x, T *y, const int64_t *targets, long p
         float all = 0.5f * (x_all + y_all) - (never >= 0 ? 0.5f * (ONE(x[never]) + ONE(y[never])) : 0.0f);
         /* apart = log p - log r, and its means under p and under r, which are KL(p || r) and -KL(r || p) */
         float between = x_log - y_log, x_share = 1.0f / x_sum, y_share = 1.0f / y_sum;
-        for (long j = 0; j < whole; j += 16) store_float(apart + j, LOAD(x + j) - LOAD(y + j) - between);
+        for (long j = 0; j < whole; j += VEC_WIDTH) store_float(apart + j, LOAD(x + j) - LOAD(y + j) - between);
         for (long j = whole; j < V; j++) apart[j] = ONE(x[j]) - ONE(y[j]) - between;
         vec under_p = splat(0.0f), under_r = splat(0.0f);
-        for (long j = 0; j < wide; j += 16) {
+        for (long j = 0; j < wide; j += VEC_WIDTH) {
             vec a = load_float(p + j) * x_share, b = load_float(r + j) * y_share, d = load_float(apart + j);
             store_float(p + j, a);
             store_float(r + j, b);
@@ -408,7 +402,7 @@ int NAME(r_drop_loss)(long n, long V, T *x, T *y, const int64_t *targets, long p
         sums[1] += logs - hit;
         sums[0] += (double)weight * logs - (double)(on - off) * hit - (double)off * all;
         sums[0] += (double)pull * (p_mean - r_mean);
-        for (long j = 0; j < wide; j += 16) {
+        for (long j = 0; j < wide; j += VEC_WIDTH) {
             vec a = load_float(p + j), b = load_float(r + j), d = load_float(apart + j);
             store_float(p + j, 0.5f * (a * weight - off) + pull * (a * (d - p_mean) + a - b));
             store_float(r + j, 0.5f * (b * weight - off) + pull * (b * (r_mean - d) + b - a));
@@ -420,7 +414,7 @@ int NAME(r_drop_loss)(long n, long V, T *x, T *y, const int64_t *targets, long p
             p[never] += 0.5f * off;
             r[never] += 0.5f * off;
         }
-        for (long j = 0; j < whole; j += 16) {
+        for (long j = 0; j < whole; j += VEC_WIDTH) {
             STORE(x + j, load_float(p + j));
             STORE(y + j, load_float(r + j));
         }
