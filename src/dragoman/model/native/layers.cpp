@@ -214,9 +214,7 @@ extern "C" {
 // gains a fiftieth; for bfloat16 PyTorch has no kernel there and multiplies at a fifth to a three-hundredth of this speed.
 // Matrix units (AMX) do better.
 int worth_having(int kind) {
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
-    return kind == BFLOAT16 || kind == FLOAT32;
-#elif defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
+#if (defined(__AVX512BF16__) && !defined(__AMX_BF16__)) || (defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__))
     return kind == BFLOAT16 || kind == FLOAT32;
 #elif defined(__x86_64__) && !defined(__AVX512F__)
     return kind == BFLOAT16;

@@ -6,7 +6,7 @@
 
 #include "vectors.h"
 
-/* How many registers a block of sums is wide: with 6 rows they, a row of B and an element of A fill the registers. */
+/* Registers that a block of sums is wide: with 6 rows, a row of B and an element of A they are nearly all there are. */
 #if defined(__AVX512F__)
 #define WIDEST 4
 #else
