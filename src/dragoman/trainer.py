@@ -175,7 +175,7 @@ class Run:
         training = self.config.training
         ends = [training.max_steps] if training.max_steps is not None else []
         if training.max_epochs is not None:
-            ends.append(sum(self.stream.batches_per_epoch(epoch) for epoch in range(training.max_epochs)))
+            ends.append(self.stream.expected_batches(training.max_epochs))
         return min(ends, default=None)
 
     def _dev_pairs(self) -> list[Pair]:
@@ -300,15 +300,15 @@ class Run:
         """Score the dev set; keep the model if it is the best. True: patience is at its end (on all ranks)."""
         over = 0.0
         self.last_validated = self.loop.step
-        with self._plain_model() as model:
-            if self.world.is_first:
+        with self._plain_model() as (model, world):
+            dev = self.score_dev(model, world) if model is not None else None
+            if dev is not None and self.world.is_first:
                 assert model is not None
-                over = float(self._score(model))
+                over = float(self._judge(model, dev))
         return self.world.sum([over])[0] > 0
 
-    def _score(self, model: nn.Module) -> bool:
+    def _judge(self, model: nn.Module, dev: Dev) -> bool:
         training = self.config.training
-        dev = self.score_dev(model)
         self.metrics.append({"kind": "dev", **{k: v for k, v in dataclasses.asdict(dev).items() if v is not None}})
         score = dev.score(training.metric)
         is_best = math.isfinite(score) and (not self.best or score > self.best[0][0])
@@ -321,42 +321,58 @@ class Run:
         self.observer.validated(dev, is_best)
         return training.patience is not None and self.waiting >= training.patience
 
-    def score_dev(self, model: nn.Module) -> Dev:
-        """Loss, and BLEU and chrF of greedy translations where the config wants them."""
+    def score_dev(self, model: nn.Module, world: parallel.World) -> Dev | None:
+        """Loss, and BLEU and chrF of greedy translations where the config wants them.
+
+        The ranks of `world` share the work, so each must call this with the same weights; the others than its first
+        get None.
+        """
         assert self.dev is not None
-        training, beat = self.config.training, self.watchdog.beat
-        loss = self.dev.loss(model, training, self.loop.precision, self.world.device, beat)
+        training = self.config.training
+        loss = self.dev.loss(model, training, self.loop.precision, world, self.watchdog.beat)
         dev = Dev(self.loop.step, loss.loss, loss.nll, loss.perplexity)
         if not training.validate_bleu:
-            return dev
-        model.eval()
-        pairs = self._dev_pairs()
-        translator = Translator(model, self.tokenizer, replace(self.config, decoding=DecodingConfig(greedy=True)))
-        texts: list[str] = []
-        logging.disable(logging.WARNING)  # an untrained model's empty lines need not be named one by one
-        try:
-            while len(texts) < len(pairs):
-                some = pairs[len(texts) : len(texts) + BETWEEN_BEATS]
-                texts += [translation.text for translation in translator.translate([pair.src for pair in some])]
-                beat()
-        finally:
-            logging.disable(logging.NOTSET)
+            return dev if world.is_first else None
+        # Only the first rank's node need have the text.
+        pairs = self._dev_pairs() if world.is_first else []
+        sources = world.gather_texts([pair.src for pair in pairs])[0]
+        shares = world.gather_texts(self._translate(model, sources[world.rank :: world.size]))
+        if not world.is_first:
+            return None
+        texts = [shares[place % world.size][place // world.size] for place in range(len(pairs))]
         references = [pair.tgt for pair in pairs]
         language = self.config.data.tgt_lang or None
         return replace(dev, bleu=bleu(texts, references, language).score, chrf=chrf(texts, references, language).score)
 
+    def _translate(self, model: nn.Module, sources: list[str]) -> list[str]:
+        model.eval()
+        translator = Translator(model, self.tokenizer, replace(self.config, decoding=DecodingConfig(greedy=True)))
+        texts: list[str] = []
+        logging.disable(logging.WARNING)  # an untrained model's empty lines need not be named one by one
+        try:
+            while len(texts) < len(sources):
+                some = sources[len(texts) : len(texts) + BETWEEN_BEATS]
+                texts += [translation.text for translation in translator.translate(some)]
+                self.watchdog.beat()
+        finally:
+            logging.disable(logging.NOTSET)
+        return texts
+
     # -- saving ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _plain_model(self) -> Iterator[nn.Module | None]:
-        """The model as it would be used, on the first rank whole; None elsewhere. Every rank must enter."""
+    def _plain_model(self) -> Iterator[tuple[nn.Module | None, parallel.World]]:
+        """The model as it would be used, and the ranks that have it: all, or with `fsdp` the first, and elsewhere None.
+
+        Every rank must enter.
+        """
         loop = self.loop
         if self.world.size > 1 and self.config.training.parallel == "fsdp":
             weights = loop.kept_weights()
-            yield self._from_weights(weights) if self.world.is_first else None
+            yield self._from_weights(weights) if self.world.is_first else None, self.world.alone()
         else:
             with loop.ema.in_place() if loop.ema is not None else contextlib.nullcontext():
-                yield loop.model
+                yield loop.model, self.world
 
     def _from_weights(self, weights: Mapping[str, Tensor]) -> nn.Module:
         model = store.empty_model(self.config.model, self.tokenizer)
@@ -397,12 +413,11 @@ class Run:
         if self.last_saved == loop.step:
             return
         loop.check_copies()
+        loop.check_finite()
         kept = loop.kept_weights()
         state = loop.optimizer_tensors()
         if loop.ema is not None:
             state |= {f"weights.{name}": tensor for name, tensor in loop.weights().items()}
-        if bad := [name for name, tensor in kept.items() if not bool(tensor.isfinite().all())]:
-            raise TrainingError(f"after step {loop.step} the weights are not finite, {bad[0]} among them")
         self.last_saved = loop.step
         if not self.world.is_first:
             return
@@ -448,7 +463,8 @@ class Run:
         steps = ", ".join(f"{snapshots.step_of(folder):,}" for folder in reversed(found))
         self._put(weights, {"average_of": str(len(found)), "kept": f"the mean of steps {steps}"})
         if self.dev is not None:
-            dev = self.score_dev(self._from_weights(weights))
+            dev = self.score_dev(self._from_weights(weights), self.world.alone())
+            assert dev is not None
             scores = {key: value for key, value in dataclasses.asdict(dev).items() if value is not None}
             self.metrics.append({"kind": "average", "of": len(found), **scores})
             self.observer.validated(dev, is_best=False)

@@ -53,6 +53,15 @@ def test_each_pair_once_an_epoch_within_the_budget(n, budget, seed, window, tile
             assert len(batch) == len(batch.indices) > 0
 
 
+def test_the_expected_updates_are_the_true_ones_or_nearly() -> None:
+    small = stream_of(300)
+    assert small.expected_batches(3) == sum(small.batches_per_epoch(epoch) for epoch in range(3))
+    large = stream_of(40_000, window=4_000)
+    actual = sum(large.batches_per_epoch(epoch) for epoch in range(2))
+    assert large.expected_batches(2) == pytest.approx(actual, rel=0.01)
+    assert large.expected_batches(2) == 20 * len(large._plan_window(0, 0))  # no other window is planned
+
+
 @QUICK
 @given(n=SIZES, seed=st.integers(0, 99), window=st.integers(20, 200), data=st.data())
 def test_any_position_gives_what_a_walk_to_it_gives(n, seed, window, data) -> None:

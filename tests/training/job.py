@@ -106,6 +106,8 @@ def train(options: argparse.Namespace, corpus: PairedIds, world: parallel.World)
     loop.check_copies()
     weights, means, state = loop.weights(), loop.kept_weights(), loop.optimizer_tensors()
     watchdog.stop()
+    if options.parallel == "fsdp":  # whole in one place only
+        assert bool(weights) == bool(means) == world.is_first
     if world.is_first:
         options.out.mkdir(exist_ok=True)
         save_tensors(options.out / "weights.safetensors", weights)

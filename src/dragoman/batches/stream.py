@@ -150,6 +150,7 @@ class Stream:
         self._parts = _parts(bounds, weights)
         self.n = self._parts[-1].end
         """Pairs of an epoch, repeats by weight counted, those over the budget too."""
+        self.window = window
         self.windows = max(1, round(self.n / window))
         self._plan: tuple[Position, list[GlobalBatch]] | None = None
         self.tiles = self._choose_tiles() if tiles is None else tiles
@@ -166,8 +167,15 @@ class Stream:
             epoch, window, first = *self._after(epoch, window), 0
 
     def batches_per_epoch(self, epoch: int = 0) -> int:
-        """How many updates an epoch is. It plans every window: a second or two for millions of pairs."""
+        """How many updates an epoch is. It plans every window: a second or so for each."""
         return sum(len(self._window(epoch, window)) for window in range(self.windows))
+
+    def expected_batches(self, epochs: int) -> int:
+        """How many updates the first `epochs` are: exact for no more pairs than a window has, else as many as if all
+        windows were like the first, which is right to within a few in a thousand."""
+        if self.n * epochs <= self.window:
+            return sum(map(self.batches_per_epoch, range(epochs)))
+        return len(self._window(0, 0)) * self.windows * epochs
 
     def epochs_at(self, position: Position) -> float:
         """How many epochs a position is from the start, for people to read."""

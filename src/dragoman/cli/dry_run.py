@@ -110,7 +110,7 @@ def describe(run: Run) -> list[tuple[str, str]]:
             padded.append(1 - made.tokens / made.tgt_padded)
     if not seconds:
         raise TrainingError("no update could be made: their losses or gradients are not finite")
-    batches = run.stream.batches_per_epoch(0)
+    batches = run.stream.expected_batches(1)
     per_update = statistics.median(seconds)
     weights = 4 * run.n_parameters
     ranks = run.world.size if config.parallel == "fsdp" else 1

@@ -220,7 +220,8 @@ class Display:
 
     def begin(self, loop: Loop, n_parameters: int) -> None:
         """Training is about to start."""
-        end = f"{loop.total_steps:,} updates" if loop.total_steps is not None else "its end in time"
+        about = "" if loop.total_steps == loop.config.max_steps else "about "
+        end = f"{about}{loop.total_steps:,} updates" if loop.total_steps is not None else "its end in time"
         where = f"{loop.world.size} x {loop.world.device.type}" if loop.world.size > 1 else str(loop.world.device)
         if loop.world.is_first:
             self.say(f"training {n_parameters:,} parameters in {loop.precision} on {where}, to {end}")

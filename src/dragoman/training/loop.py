@@ -287,8 +287,20 @@ class Loop:
         if self.config.parallel == "ddp":
             parallel.check_copies(self.parameters, self.world, self.step)
 
+    def check_finite(self) -> None:
+        """TrainingError on all ranks where a weight, or the running mean of one, is not finite on any; every rank must
+        call this."""
+        tensors = self.model.state_dict() | (self.ema.named_means() if self.ema is not None else {})
+        names = list(tensors)
+        bad = (place for place, name in enumerate(names) if not bool(parallel.local(tensors[name]).isfinite().all()))
+        left = self.world.largest(len(names) - next(bad, len(names)))
+        if left:
+            name = names[len(names) - left]
+            raise TrainingError(f"after step {self.step} the weights are not finite, {name} among them")
+
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """The state of the optimiser as `optimizer.<parameter>.<what>`; every rank must call this."""
+        """The state of the optimiser as `optimizer.<parameter>.<what>`, as whole as `weights`; every rank must call
+        this."""
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
         return parallel.whole(
             {
@@ -296,11 +308,15 @@ class Loop:
                 for parameter, state in self.optimizer.state.items()
                 for what, value in state.items()
                 if isinstance(value, Tensor)
-            }
+            },
+            self.world,
         )
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights as they are trained, whole, tied names sharing a tensor; every rank must call this."""
+        """The weights as they are trained, tied names sharing a tensor; every rank must call this.
+
+        Sharded ones are whole on the first rank, in main memory, and left out on the others.
+        """
         return self._named(self.parameters)
 
     def kept_weights(self) -> dict[str, Tensor]:
@@ -310,10 +326,11 @@ class Loop:
     def _named(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The model's state with `parameters` in it, under every name that each parameter has."""
         first: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
-        whole = parallel.whole(parameters)
+        whole = parallel.whole(parameters, self.world)
         all_names = dict(self.model.named_parameters(remove_duplicate=False))
         others = {name: tensor for name, tensor in self.model.state_dict().items() if name not in all_names}
-        return {name: whole[first[parameter]] for name, parameter in all_names.items()} | others
+        named = ((name, whole.get(first[parameter])) for name, parameter in all_names.items())
+        return {name: tensor for name, tensor in named if tensor is not None} | others
 
     def facts(self) -> dict[str, Any]:
         """All else that resuming needs, as plain values."""

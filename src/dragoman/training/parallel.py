@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -67,6 +68,19 @@ class World:
         everyone = [torch.empty_like(values) for _ in range(self.size)]
         dist.all_gather(everyone, values)
         return torch.stack(everyone)
+
+    def gather_texts(self, texts: Sequence[str]) -> list[list[str]]:
+        """What each rank's `texts` are, on all ranks."""
+        if self.size == 1:
+            return [list(texts)]
+        own = json.dumps(list(texts)).encode()
+        padded = own.ljust(self.largest(len(own)))  # with spaces, which are nothing to JSON
+        everyone = self.gather(torch.frombuffer(bytearray(padded), dtype=torch.uint8).to(self.device)).cpu()
+        return [json.loads(row.numpy().tobytes()) for row in everyone]
+
+    def alone(self) -> World:
+        """This process by itself, on its device."""
+        return World(device=self.device)
 
     def lead(self, what: str, work: Callable[[], Result]) -> Result | None:
         """What the first rank makes of `work`; None on the others, which wait for it. `what` is done once in a start.
@@ -226,20 +240,38 @@ def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     return forward(*args, **kwargs)
 
 
-def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that are sharded over the ranks, each made whole; every rank must call this. Others stay as they are."""
-    return {name: _whole(t) for name, t in tensors.items()}
+def whole(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
+    """Tensors that are sharded over the ranks, made whole in the first rank's main memory; others stay as they are.
+
+    Every rank must call this; the other ranks get nothing of the sharded ones. They are put together one at a time, so
+    no device needs room for more than its shards and one whole tensor.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if not is_sharded(tensor):
+            found[name] = tensor
+            continue
+        full: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+        if world.is_first:
+            found[name] = full.cpu()
+    return found
 
 
-def _whole(tensor: Any) -> Tensor:
-    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return full
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each rank holds a part of `tensor` only."""
+    return hasattr(tensor, "device_mesh")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of `tensor`."""
+    held: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return held
 
 
 def like(given: Tensor, target: Any) -> Tensor:
     """A whole tensor, cut as `target` is."""
     given = given.to(target.device, target.dtype)
-    if not hasattr(target, "device_mesh"):
+    if not is_sharded(target):
         return given
     from torch.distributed.tensor import distribute_tensor
 

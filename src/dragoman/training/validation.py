@@ -17,6 +17,7 @@ from dragoman.tokens.paired import PairedIds
 from dragoman.training.feed import Ids
 from dragoman.training.gradients import LossModule
 from dragoman.training.options import TrainingConfig
+from dragoman.training.parallel import World
 from dragoman.training.precision import Chosen, autocast
 
 
@@ -53,22 +54,24 @@ class DevSet:
         model: nn.Module,
         config: TrainingConfig,
         precision: Chosen,
-        device: torch.device,
+        world: World,
         beat: Callable[[], None] = lambda: None,
     ) -> DevLoss:
-        """The loss of `model`, which is left in the mode it was in."""
+        """The loss of `model`, which is left in the mode it was in.
+
+        The ranks of `world` share the batches and get the same sums; each must call this, with the same weights.
+        """
         ids = self.ids
         module = LossModule(model, config, ids.pad_id)
         was_training = model.training
         model.eval()
-        total = np.zeros(2)
-        n_tokens = 0
-        for indices in self.batches:
-            batch = collate(self.data, indices, ids.pad_id, ids.bos_id, ids.eos_id).to(device)
-            with autocast(precision, device):
+        sums = np.zeros(3)
+        for indices in self.batches[world.rank :: world.size]:  # by length: each rank has some of every kind
+            batch = collate(self.data, indices, ids.pad_id, ids.bos_id, ids.eos_id).to(world.device)
+            with autocast(precision, world.device):
                 loss, plain = module(batch.src, batch.tgt_in, batch.tgt_out)
-            total += (float(loss), float(plain))
-            n_tokens += batch.n_tokens
+            sums += (float(loss), float(plain), batch.n_tokens)
             beat()
         model.train(was_training)
-        return DevLoss(float(total[0]) / n_tokens, float(total[1]) / n_tokens)
+        loss_sum, plain_sum, n_tokens = world.sum(sums.tolist())
+        return DevLoss(loss_sum / n_tokens, plain_sum / n_tokens)
