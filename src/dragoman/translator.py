@@ -215,6 +215,9 @@ class Translator:
         idle = [name for name, plain in SAMPLING.items() if not chosen.sample and given.get(name, plain) != plain]
         if idle:
             raise ConfigError([f"{name} belongs to sampling: ask for sample as well" for name in idle])
+        if given.get("beam_size", 1) > 1 and (chosen.greedy or chosen.sample):
+            way = "greedy search" if chosen.greedy else "sampling"
+            raise ConfigError(f"beam_size belongs to beam search, and {way} has no beam: choose one")
         return chosen
 
     def _search_options(self, **options: Any) -> DecodingConfig:

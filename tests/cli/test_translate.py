@@ -247,6 +247,8 @@ def test_what_the_user_did_wrong_is_one_plain_sentence(in_process, folder, tmp_p
         ([folder, source, "--penalty", "wu"], 2, "--penalty"),
         ([folder, source, "--n-best", 9], 1, "n_best 9 is more than the 4 of beam_size"),
         ([folder, source, "--greedy", "--sample"], 1, "greedy and sample exclude each other"),
+        ([folder, source, "--greedy", "--beam-size", 8], 1, "beam_size belongs to beam search, and greedy search has"),
+        ([folder, source, "--sample", "--beam-size", 8], 1, "beam_size belongs to beam search, and sampling has no"),
         ([folder, source, "--min-length", 99], 1, "which is the cap of line 1: its 3 source tokens with EOS"),
         ([folder, source, "--draft", folder], 1, "ask for greedy or sample"),
         ([folder, source, "--device", "abacus"], 1, "device 'abacus' cannot be used"),
