@@ -137,8 +137,8 @@ class Translator:
 
         The same text as `translate(text, greedy=True)` gives. A line in several pieces shows one after the other.
         """
-        chosen = self.options(**{"greedy": True, **options})
-        if not chosen.greedy or options.get("beam_size") not in (None, 1) or self.draft is not None:
+        has_beam = options.get("beam_size") not in (None, 1)
+        if has_beam or self.draft is not None or not (chosen := self.options(**{"greedy": True, **options})).greedy:
             raise ConfigError("only plain greedy search gives partial output: a beam may still change its mind")
         if chosen.keep:
             raise ConfigError("keep repairs whole lines: it does not go with partial output")
