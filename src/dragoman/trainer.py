@@ -301,9 +301,7 @@ class Run:
         over = 0.0
         self.last_validated = self.loop.step
         with self._plain_model() as (model, world):
-            dev = self.score_dev(model, world) if model is not None else None
-            if dev is not None and self.world.is_first:
-                assert model is not None
+            if model is not None and (dev := self.score_dev(model, world)) is not None:
                 over = float(self._judge(model, dev))
         return self.world.sum([over])[0] > 0
 

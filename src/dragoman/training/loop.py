@@ -329,8 +329,8 @@ class Loop:
         whole = parallel.whole(parameters, self.world)
         all_names = dict(self.model.named_parameters(remove_duplicate=False))
         others = {name: tensor for name, tensor in self.model.state_dict().items() if name not in all_names}
-        named = ((name, whole.get(first[parameter])) for name, parameter in all_names.items())
-        return {name: tensor for name, tensor in named if tensor is not None} | others
+        named = {name: first[parameter] for name, parameter in all_names.items() if first[parameter] in whole}
+        return {name: whole[source] for name, source in named.items()} | others
 
     def facts(self) -> dict[str, Any]:
         """All else that resuming needs, as plain values."""
